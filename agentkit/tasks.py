@@ -96,9 +96,7 @@ def read_task(folder: Path) -> Task:
         ours = data.get("metadata", {}).get("agentkit", {})
         kind = ours.get("kind", data.get("metadata", {}).get("category", ""))
         if kind not in get_args(Kind):
-            raise TaskError(
-                f"{folder}/task.toml", f"kind {kind!r}", "repair, build, extend or qa"
-            )
+            raise TaskError(f"{folder}/task.toml", f"kind {kind!r}", "repair, build, extend or qa")
         task = Task(
             task_id=folder.name,
             kind=kind,
@@ -118,7 +116,9 @@ def read_task(folder: Path) -> Task:
             extra=json.loads(ours.get("extra", "{}")),
         )
     except OSError as error:
-        raise TaskError(str(folder), f"{error.strerror}: {error.filename}", "a task directory") from error
+        raise TaskError(
+            str(folder), f"{error.strerror}: {error.filename}", "a task directory"
+        ) from error
     except (tomllib.TOMLDecodeError, ValueError, TypeError, AttributeError) as error:
         raise TaskError(f"{folder}/task.toml", str(error), "a valid task.toml") from error
     if "test.sh" not in task.tests:
