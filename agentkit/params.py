@@ -136,6 +136,10 @@ class SynthesiseParams(SandboxParams):
 
     ``dataset``: ``seed`` (the shipped corpus), a file or folder of traces, or a Hub data set id.
     ``near_duplicate_threshold``: Jaccard similarity from which two tasks count as duplicates.
+    ``heldout_share``: a source is a held-out candidate where
+    ``derive_seed(seed, "split", source_id) / 2**31 < heldout_share``, a function of the source
+    alone: a smaller profile's held-out tasks are never a larger profile's training tasks, and the
+    shipped warm start has seen none of either. The candidates with the smallest value are kept.
     """
 
     stage: ClassVar[str] = "01_synthesise"
@@ -144,6 +148,7 @@ class SynthesiseParams(SandboxParams):
     kinds: list[Literal["repair", "build", "extend", "qa"]]
     train_tasks: int = Positive
     heldout_tasks: int = Positive
+    heldout_share: float = Field(gt=0, lt=1)
     near_duplicate_threshold: float = Field(gt=0, le=1)
     gate_repeats: int = Field(ge=2)
     verifier_timeout_s: float = Positive
