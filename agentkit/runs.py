@@ -191,6 +191,25 @@ def environment() -> dict[str, Any]:
     }
 
 
+def project_root() -> Path:
+    """The nearest parent of the working directory that holds ``params/`` and ``notebooks/``.
+
+    A notebook opened in JupyterLab works in ``notebooks/``, a batch run in the project's folder;
+    a relative ``run_dir`` means the same place for both. Without such a parent: the working
+    directory.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
+            return folder
+    return here
+
+
+def run_root(params: StageParams) -> Path:
+    """The run directory as an absolute path."""
+    return project_root() / params.run_dir
+
+
 class Run:
     """One stage of one run: ``with Run.open(params) as run: ...``.
 
@@ -209,7 +228,7 @@ class Run:
         Raises:
             RunError: in use by another process, other parameters, or no space left.
         """
-        folder = Path(params.run_dir) / params.stage / subfolder
+        folder = run_root(params) / params.stage / subfolder
         run = cls(folder, params)
         try:
             (folder / "figures").mkdir(parents=True, exist_ok=True)
@@ -293,6 +312,11 @@ class Run:
 
     def _write(self) -> None:
         write_atomic(self.folder / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
+
+    @property
+    def root(self) -> Path:
+        """The run directory that all stages share."""
+        return run_root(self.params)
 
     def path(self, *names: str) -> Path:
         return self.folder.joinpath(*names)
