@@ -16,6 +16,7 @@ must hold of it.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +24,11 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+
+with warnings.catch_warnings():
+    # TRL warns that its own vLLM client does not know this vLLM; that client is not used here.
+    warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
+    from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.errors import TrainingError
 from agentkit.training.batch import (
