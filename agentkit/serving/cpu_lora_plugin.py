@@ -1,0 +1,42 @@
+"""Layer: boundaries. vLLM plugin (entry point group ``vllm.general_plugins``).
+
+vLLM calls ``register`` in each of its processes. It does two things, each only where it applies:
+
+* in a server that the kit started, every process asks the kernel to end with its parent;
+* on a CPU, LoRA is computed by ``cpu_lora_kernels.GroupedPunicaWrapper``, because vLLM 0.32's own
+  operators give base rows of a mixed batch the last slot's adapter and gather weights per token.
+
+``AGENTKIT_CPU_LORA=stock`` leaves vLLM's operators as they are, to measure against them.
+"""
+
+from __future__ import annotations
+
+import os
+
+WRAPPER = "agentkit.serving.cpu_lora_kernels.GroupedPunicaWrapper"
+
+
+def register() -> None:
+    """Install what applies to this process. Called by vLLM; safe to call more than once."""
+    if os.environ.get("AGENTKIT_ENGINE") == "1":
+        from agentkit.serving.watchdog import die_with_parent
+
+        die_with_parent(os.getppid())
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or os.environ.get("AGENTKIT_CPU_LORA") == "stock":
+        return
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+
+    platform = type(current_platform)
+    if platform.get_punica_wrapper() == WRAPPER:
+        return
+    platform.get_punica_wrapper = classmethod(lambda cls: WRAPPER)
+
+    def set_mapping(self: BaseLinearLayerWithLoRA, punica_wrapper: object) -> None:
+        from agentkit.serving.cpu_lora_kernels import fuse_slices
+
+        super(BaseLinearLayerWithLoRA, self).set_mapping(punica_wrapper)
+        fuse_slices(self)
+
+    BaseLinearLayerWithLoRA.set_mapping = set_mapping
