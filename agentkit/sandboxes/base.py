@@ -13,11 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentkit.errors import SandboxError
 from agentkit.types import Files
 
 WORK, HOME = "/work", "/home/agent"
 GATEWAY_PORT = 8000
 """Loopback port inside the sandbox that the relay forwards to the gateway's socket."""
+
+
+class TooLarge(SandboxError):
+    """What was asked of ``Sandbox.get`` exceeds its limits: the agent's doing, not a fault."""
 
 
 @dataclass(frozen=True)
