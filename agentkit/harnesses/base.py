@@ -32,13 +32,15 @@ class Outcome:
     """How the harness itself says that its run ended.
 
     ``status`` is ``completed``, ``timed_out``, ``engine_error`` (the endpoint failed it) or
-    ``harness_error``; ``calls`` counts the tool executions that the transcript shows.
+    ``harness_error``; ``calls`` counts the tool executions that the transcript shows, and
+    ``tool_s`` is the time they took in seconds where it tells.
     """
 
     status: str
     reason: str
     calls: int
     transcript: bytes
+    tool_s: float = 0.0
 
 
 class Harness(ABC):

@@ -26,7 +26,7 @@ SESSIONS = f"{HOME}/sessions"
 _OPTIONS = (
     "--thinking off --no-extensions --no-mcp --no-skills --no-prompt-templates --no-themes "
     "--no-context-files --no-approve --offline"
-).split()
+).split()  # noqa: SIM905
 
 
 def node_folder() -> Path:
@@ -121,13 +121,13 @@ class PiHarness(Harness):
         return [*argv, "-p", instruction], b""
 
     def outcome(self, result: ExecResult, sandbox: Sandbox) -> Outcome:
-        status, reason, calls = read_events(result)
+        status, reason, calls, tool_s = read_events(result)
         try:
             files = sandbox.get(SESSIONS)
             transcript = b"".join(data for name, data in files.items() if name.endswith(".jsonl"))
         except SandboxError:
             transcript = b""  # pi makes its session file with the first message
-        return Outcome(status, reason, calls, transcript or result.stdout)
+        return Outcome(status, reason, calls, transcript or result.stdout, tool_s)
 
 
 def events(stdout: bytes) -> Iterator[dict[str, Any]]:
@@ -141,34 +141,37 @@ def events(stdout: bytes) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def read_events(result: ExecResult) -> tuple[str, str, int]:
-    """Return (status, reason, executed calls) of one run of pi.
+def read_events(result: ExecResult) -> tuple[str, str, int, float]:
+    """Return (status, reason, executed calls, seconds in tools) of one run of pi.
 
     An assistant message with ``stopReason`` ``error`` carries the endpoint's error; the last
     assistant message decides. A run that never said ``agent_end`` did not end by itself.
     """
-    calls, open_calls, last, ended = 0, {}, {}, False
+    calls, tool_s, ended = 0, 0.0, False
+    open_calls: dict[str, str] = {}
+    last: dict[str, Any] = {}
     for event in events(result.stdout):
         kind = event.get("type")
         if kind == "tool_execution_start":
-            open_calls[event.get("toolCallId")] = event.get("toolName", "")
+            open_calls[str(event.get("toolCallId"))] = str(event.get("toolName"))
         elif kind == "tool_execution_end":
-            open_calls.pop(event.get("toolCallId"), None)
+            open_calls.pop(str(event.get("toolCallId")), None)
             calls += 1
+            tool_s += float(event.get("durationMs") or 0) / 1000
         elif kind == "message_end" and event.get("message", {}).get("role") == "assistant":
             last = event["message"]
         elif kind == "agent_end":
             ended = True
     stop, message = last.get("stopReason", ""), last.get("errorMessage") or ""
     if result.timed_out:
-        return "timed_out", "time limit", calls
+        return "timed_out", "time limit", calls, tool_s
     if not ended and not result.truncated:
-        return "harness_error", _why_it_died(result, list(open_calls.values())), calls
+        return "harness_error", _why_it_died(result, list(open_calls.values())), calls, tool_s
     if stop in ("error", "aborted"):
-        return "engine_error", message or stop, calls
+        return "engine_error", message or stop, calls, tool_s
     if not last:
-        return "harness_error", "no assistant message", calls
-    return "completed", stop, calls
+        return "harness_error", "no assistant message", calls, tool_s
+    return "completed", stop, calls, tool_s
 
 
 def _why_it_died(result: ExecResult, running: list[str]) -> str:

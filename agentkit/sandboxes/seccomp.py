@@ -22,7 +22,7 @@ _NAMES = (
     "name_to_handle_at init_module finit_module delete_module reboot swapon swapoff syslog acct "
     "quotactl vhangup fanotify_init settimeofday clock_settime clock_adjtime adjtimex "
     "lookup_dcookie nfsservctl socket ioctl clone clone3"
-).split()
+).split()  # noqa: SIM905
 _X86_64 = (
     165, 166, 155, 161, 429, 428, 430, 431, 432, 433, 442, 308, 272, 101, 310, 311, 440, 438, 312,
     321, 298, 323, 250, 248, 249, 425, 426, 427, 246, 320, 304, 303, 175, 313, 176, 169, 167, 168,

@@ -11,14 +11,21 @@ Start time is part of every sandbox's cost, so this file imports C modules only 
 Messages in both directions: 8 bytes length, then fields of 4 bytes length and content each.
 """
 
+# ruff: noqa: PTH - pathlib would cost 10 ms at each start, and paths here are bytes
 from __future__ import annotations
 
 import os
 import sys
 
-if __name__ == "__main__":
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Callback = Callable[[int, int], None]
+if TYPE_CHECKING or __name__ == "__main__":
     import _signal
     import _socket
+    import errno
     import resource
     import select
     import time
@@ -49,8 +56,8 @@ def unpack(body: bytes) -> list[bytes]:
 class Pump:
     """One direction of a relayed connection, with back-pressure and half-close."""
 
-    def __init__(self, loop: Loop, source, sink) -> None:  # type: ignore[no-untyped-def]
-        self.loop, self.source, self.sink = loop, source, sink
+    def __init__(self, source: _socket.socket, sink: _socket.socket) -> None:
+        self.source, self.sink = source, sink
         self.pending, self.ended, self.done = b"", False, False
 
     def read(self) -> None:
@@ -83,9 +90,9 @@ class Pump:
 class Connection:
     """A connection of the sandbox to 127.0.0.1:8000 and its twin to the gateway's socket."""
 
-    def __init__(self, loop: Loop, inside, outside) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, loop: Loop, inside: _socket.socket, outside: _socket.socket) -> None:
         self.loop, self.ends = loop, (inside, outside)
-        self.up, self.down = Pump(loop, inside, outside), Pump(loop, outside, inside)
+        self.up, self.down = Pump(inside, outside), Pump(outside, inside)
         for end in self.ends:
             end.setblocking(False)
             loop.watch(end.fileno(), select.EPOLLIN, self.ready)
@@ -116,9 +123,10 @@ class Loop:
     """epoll with one callback for each descriptor."""
 
     def __init__(self) -> None:
-        self.poll, self.calls = select.epoll(), {}
+        self.poll = select.epoll()
+        self.calls: dict[int, Callback] = {}
 
-    def watch(self, fd: int, events: int, call) -> None:  # type: ignore[no-untyped-def]
+    def watch(self, fd: int, events: int, call: Callback) -> None:
         self.calls[fd] = call
         self.poll.register(fd, events)
 
@@ -149,7 +157,7 @@ class Relay:
 
     def accept(self, fd: int, events: int) -> None:
         try:
-            inside = _socket.socket(fileno=self.server._accept()[0])
+            inside = _socket.socket(fileno=self.server._accept()[0])  # type: ignore[attr-defined]
         except OSError:
             return
         outside = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -188,7 +196,8 @@ class Command:
         self.cwd, self.stdin = cwd, stdin
         self.limits = (int(processes), int(data_mb) << 20)
         self.output: dict[int, bytearray] = {}
-        self.truncated, self.status = False, None
+        self.truncated = False
+        self.status: int | None = None
         self.started = time.monotonic()
         self.deadline = self.started + int(timeout_ms) / 1000
         self.pid = self.spawn()
@@ -277,7 +286,8 @@ def put(request: list[bytes]) -> list[bytes]:
 def get(request: list[bytes]) -> list[bytes]:
     """Regular files below a path; no link is followed, nothing blocks, sizes are bounded first."""
     base, max_bytes, max_files = request[0], int(request[1]), int(request[2])
-    found, total, seen, folders = [], 0, 0, [base]
+    found: list[bytes] = []
+    total, seen, folders = 0, 0, [base]
     if os.path.islink(base) or not os.path.isdir(base):
         return [b"error", b"no such directory"]
     while folders:
@@ -316,7 +326,8 @@ class Supervisor:
     """Reads requests from the control socket and answers them one at a time."""
 
     def __init__(self, control: int, port: int) -> None:
-        self.loop, self.command = Loop(), None
+        self.loop = Loop()
+        self.command: Command | None = None
         self.control = _socket.socket(fileno=control)
         os.set_inheritable(control, False)
         self.inbox = bytearray()
@@ -371,7 +382,8 @@ class Supervisor:
             elif operation == b"get":
                 self.answer(get(request))
         except OSError as error:
-            self.answer([b"error", os.fsencode(str(error))])
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self.answer([b"too large" if full else b"error", os.fsencode(str(error))])
 
     def run(self) -> None:
         self.answer([b"ready"])
@@ -386,7 +398,7 @@ def hide_from_agent() -> None:
     """PR_SET_DUMPABLE 0: /proc/1/mem and /proc/1/fd stay closed to processes of the same uid."""
     import _ctypes
 
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # type: ignore[arg-type]
     if _ctypes.call_function(prctl, (4, 0, 0, 0, 0)) != 0:
         raise OSError("prctl(PR_SET_DUMPABLE) failed")
 
