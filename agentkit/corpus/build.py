@@ -1,0 +1,264 @@
+"""Layer: sources. Build families: files made from nothing, with a passing check at the end.
+
+What each trace shows: message 1 writes the file with the harness's ``write`` tool; message 2 runs
+a check whose output depends on what the file does. The workspace is empty before. The check is the
+agent's own and no part of the wish, so a validator made from it stays hidden.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+from agentkit.corpus.scenario import Family, Scenario, bash, pick, stem, wording, write
+from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SETTINGS
+
+
+def _scenario(
+    family: str, wish: str, path: str, content: str, check: str, expected: str
+) -> Scenario:
+    turns = ((write(path, content),), (bash(check),))
+    return Scenario(family, "build", wish, {}, turns, "Done.", expected)
+
+
+def arithmetic(rng: random.Random) -> Scenario:
+    """A one-line function on one number."""
+    module, fn = stem(rng, NOUNS, FILE_STEMS), rng.choice(FUNCTIONS)
+    x = rng.choice(["x", "n", "k", "value", "number"])
+    k, a, b = rng.randint(2, 30), *pick(rng, range(2, 12), 2)
+    sign, compute = rng.choice(
+        [("+", lambda v: v + k), ("-", lambda v: v - k), ("*", lambda v: v * k)]
+    )
+    cores = (
+        "Create {path} with a function {fn}({x}) that returns {x} {sign} {k}.",
+        "Write a module {path}. It needs one function, {fn}({x}), which returns {x} {sign} {k}.",
+        "I need {path} with {fn}({x}) = {x} {sign} {k}.",
+        "Make a new file {path}: the function {fn} takes {x} and returns {x} {sign} {k}.",
+        "Please add a Python file {path} that defines {fn}({x}), returning {x} {sign} {k}.",
+        "{path} does not exist yet. Write it with a function {fn}({x}) giving {x} {sign} {k}.",
+    )
+    wish = wording(rng, cores, path=f"{module}.py", fn=fn, x=x, sign=sign, k=k)
+    code = f"def {fn}({x}):\n    return {x} {sign} {k}\n"
+    check = f"python3 -c 'from {module} import {fn}; print({fn}({a}), {fn}({b}))'"
+    return _scenario("arithmetic", wish, f"{module}.py", code, check, f"{compute(a)} {compute(b)}")
+
+
+def text_function(rng: random.Random) -> Scenario:
+    """A one-line function on a string."""
+    module = stem(rng, NOUNS, FILE_STEMS)
+    fn = rng.choice(["label", "title_of", "clean", "polish", "render", "tidy", "echo_text", "mark"])
+    x = rng.choice(["text", "word", "name", "s"])
+    extra = rng.choice(NOUNS)
+    options: list[tuple[str, str, Callable[[str], str]]] = [
+        ("in upper case", ".upper()", str.upper),
+        ("in lower case", ".lower()", str.lower),
+        ("with a capital first letter", ".capitalize()", str.capitalize),
+        ("reversed", "[::-1]", lambda s: s[::-1]),
+        (f"followed by '{extra}'", f" + '{extra}'", lambda s: s + extra),
+        ("without spaces", ".replace(' ', '')", lambda s: s.replace(" ", "")),
+        ("written twice", " * 2", lambda s: s * 2),
+    ]
+    how, code, compute = rng.choice(options)
+    one, two = rng.choice(NAMES) + " " + rng.choice(NOUNS), rng.choice(NOUNS)
+    cores = (
+        "Create {path} with a function {fn}({x}) that returns {x} {how}.",
+        "Write {path}: a function {fn} takes {x} and returns it {how}.",
+        "I need a file {path} with {fn}({x}). It gives back {x} {how}.",
+        "Make {path}. {fn}({x}) must return {x} {how}.",
+        "Please write a small module {path} whose function {fn}({x}) returns {x} {how}.",
+    )
+    wish = wording(rng, cores, path=f"{module}.py", fn=fn, x=x, how=how)
+    body = f"def {fn}({x}):\n    return {x}{code}\n"
+    check = f"""python3 -c 'from {module} import {fn}; print({fn}("{one}"), {fn}("{two}"))'"""
+    printed = f"{compute(one)} {compute(two)}"
+    return _scenario("text_function", wish, f"{module}.py", body, check, printed)
+
+
+def list_function(rng: random.Random) -> Scenario:
+    """A one-line function on a list of numbers."""
+    module = stem(rng, NOUNS, FILE_STEMS)
+    fn = rng.choice(["best", "worst", "compute", "report", "check_all", "overview", "inspect_all"])
+    x = rng.choice(["items", "numbers", "values", "data", "points"])
+    options: list[tuple[str, str, Callable[[list[int]], object]]] = [
+        ("the largest of the", f"max({x})", max),
+        ("the smallest of the", f"min({x})", min),
+        ("the sum of the", f"sum({x})", sum),
+        ("how many there are of the", f"len({x})", len),
+        ("a sorted list of the", f"sorted({x})", sorted),
+        ("the first of the", f"{x}[0]", lambda v: v[0]),
+        ("the last of the", f"{x}[-1]", lambda v: v[-1]),
+    ]
+    what, code, compute = rng.choice(options)
+    one, two = pick(rng, range(2, 60), 3), pick(rng, range(2, 60), 4)
+    cores = (
+        "Create {path} with a function {fn}({x}) that returns {what} {x}.",
+        "Write {path}. Its function {fn}({x}) returns {what} {x}.",
+        "Please make a module {path}: {fn}({x}) gives {what} {x}, a list of numbers.",
+        "I want to import {fn} from {path}. {fn}({x}) has to return {what} {x}.",
+        "New file {path}, one function {fn} with a list {x}; return {what} {x}.",
+    )
+    wish = wording(rng, cores, path=f"{module}.py", fn=fn, x=x, what=what)
+    body = f"def {fn}({x}):\n    return {code}\n"
+    check = f"python3 -c 'from {module} import {fn}; print({fn}({one}), {fn}({two}))'"
+    printed = f"{compute(one)} {compute(two)}"
+    return _scenario("list_function", wish, f"{module}.py", body, check, printed)
+
+
+def predicate(rng: random.Random) -> Scenario:
+    """A function that answers True or False."""
+    module = stem(rng, NOUNS, FILE_STEMS)
+    fn = rng.choice(["is_big", "is_small", "accept", "allowed", "valid", "is_ok", "passes"])
+    x = rng.choice(["x", "n", "value", "number", "age"])
+    k = rng.randint(5, 60)
+    what, code, compute = rng.choice(
+        [
+            (f"is greater than {k}", f"{x} > {k}", lambda v: v > k),
+            (f"is less than {k}", f"{x} < {k}", lambda v: v < k),
+            (f"is not {k}", f"{x} != {k}", lambda v: v != k),
+            (f"is at least {k}", f"{x} >= {k}", lambda v: v >= k),
+            (f"is at most {k}", f"{x} <= {k}", lambda v: v <= k),
+        ]
+    )
+    cores = (
+        "Create {path} with a function {fn}({x}) that returns True if {x} {what}, else False.",
+        "Write {path}: {fn}({x}) returns whether {x} {what}.",
+        "I need a check in {path}. {fn}({x}) is True when {x} {what} and False otherwise.",
+        "Make a module {path} with {fn}({x}). It tells if {x} {what}.",
+        "Please write {path} where {fn}({x}) returns True only if {x} {what}.",
+    )
+    wish = wording(rng, cores, path=f"{module}.py", fn=fn, x=x, what=what)
+    body = f"def {fn}({x}):\n    return {code}\n"
+    values = (k - 1, k, k + 1)
+    calls = ", ".join(f"{fn}({v})" for v in values)
+    check = f"python3 -c 'from {module} import {fn}; print({calls})'"
+    printed = " ".join(str(compute(v)) for v in values)
+    return _scenario("predicate", wish, f"{module}.py", body, check, printed)
+
+
+def shell_arguments(rng: random.Random) -> Scenario:
+    """A shell script that prints a sentence with its argument."""
+    script = rng.choice(NOUNS)
+    before, after = rng.choice(
+        [("hello", ""), ("goodbye", ""), ("dear", ""), ("welcome", "home"), ("good night", "")]
+        + [(n, "") for n in pick(rng, NOUNS, 3)]
+        + [(n, m) for n, m in [pick(rng, NOUNS, 2) for _ in range(3)]]
+    )
+    one, two = pick(rng, NAMES, 2)
+    sentence = f"{before} $1 {after}".strip()
+    place = f"'{before}', then its first argument" + (f", then '{after}'" if after else "")
+    cores = (
+        "Create {path}, a bash script that prints {place}.",
+        "Write a shell script {path}. It prints {place}.",
+        "I need {path}: when I run it with bash and one argument, it prints {place}.",
+        "Make {path} print {place}, on one line.",
+        "Please write {path} for bash; its output is {place}.",
+    )
+    wish = wording(rng, cores, path=f"{script}.sh", place=place)
+    check = f"bash {script}.sh {one} && bash {script}.sh {two}"
+    printed = "\n".join(f"{before} {who} {after}".strip() for who in (one, two))
+    return _scenario("shell_arguments", wish, f"{script}.sh", f"echo {sentence}\n", check, printed)
+
+
+def shell_filter(rng: random.Random) -> Scenario:
+    """A shell script that filters its standard input."""
+    script = stem(rng, NOUNS, FILE_STEMS)
+    k, n = rng.randint(2, 9), rng.randint(11, 30)
+    numbers = list(range(1, n + 1))
+    digit = rng.randint(1, 9)
+    what, code, result = rng.choice(
+        [
+            (f"the first {k} lines of its input", f"head -n {k}", numbers[:k]),
+            (f"the last {k} lines of its input", f"tail -n {k}", numbers[-k:]),
+            ("the number of lines of its input", "wc -l", [n]),
+            ("its input in reverse order", "tac", numbers[::-1]),
+            (
+                f"the input lines that contain {digit}",
+                f"grep {digit}",
+                [v for v in numbers if str(digit) in str(v)],
+            ),
+            (
+                f"the input lines without a {digit}",
+                f"grep -v {digit}",
+                [v for v in numbers if str(digit) not in str(v)],
+            ),
+        ]
+    )
+    cores = (
+        "Create {path}, a bash script that prints {what}.",
+        "Write {path}: it reads standard input and prints {what}.",
+        "I need a filter {path} for bash that outputs {what}.",
+        "Make a script {path}. It prints {what}.",
+        "Please write a shell filter {path} which prints {what}.",
+    )
+    wish = wording(rng, cores, path=f"{script}.sh", what=what)
+    printed = "\n".join(map(str, result))
+    check = f"seq {n} | bash {script}.sh"
+    return _scenario("shell_filter", wish, f"{script}.sh", f"{code}\n", check, printed)
+
+
+def json_file(rng: random.Random) -> Scenario:
+    """A small JSON file with given keys and values."""
+    name = stem(rng, NOUNS, FILE_STEMS)
+    first, second = pick(rng, SETTINGS, 2)
+    word, number = rng.choice(NOUNS), rng.randint(2, 99)
+    cores = (
+        'Create {path} with the keys {first} = "{word}" and {second} = {number}.',
+        'Write a JSON file {path}: {first} is "{word}", {second} is {number}.',
+        'I need {path}, JSON, with {first} set to "{word}" and {second} set to {number}.',
+        'Make {path} in JSON. Two keys: {first} ("{word}") and {second} ({number}).',
+        'Please store {first} "{word}" and {second} {number} in a new JSON file {path}.',
+    )
+    path = f"{name}.json"
+    wish = wording(rng, cores, path=path, first=first, second=second, word=word, number=number)
+    data = {first: word, second: number}
+    check = f"python3 -m json.tool --sort-keys {path}"
+    printed = json.dumps(data, indent=4, sort_keys=True)
+    return _scenario("json_file", wish, path, json.dumps(data) + "\n", check, printed)
+
+
+def csv_file(rng: random.Random) -> Scenario:
+    """A CSV file with a header and two rows."""
+    name = stem(rng, NOUNS, FILE_STEMS)
+    one, two = pick(rng, NOUNS, 2)
+    a, b = pick(rng, range(2, 99), 2)
+    left = rng.choice(["item", "name", "product", "thing", "title"])
+    right = rng.choice(["price", "count", "size", "weight", "points"])
+    cores = (
+        "Create {path} with the header {left},{right} and the rows {one},{a} and {two},{b}.",
+        "Write a CSV file {path}. Header: {left},{right}. Rows: {one},{a} and {two},{b}.",
+        "I need {path} with columns {left} and {right}; first row {one},{a}, second {two},{b}.",
+        "Make {path}: the first line is {left},{right}, then {one},{a}, then {two},{b}.",
+        "Please put {one},{a} and {two},{b} under the header {left},{right} in {path}.",
+    )
+    path = f"{name}.csv"
+    wish = wording(rng, cores, path=path, left=left, right=right, one=one, two=two, a=a, b=b)
+    rows = [f"{left},{right}", f"{one},{a}", f"{two},{b}"]
+    return _scenario("csv_file", wish, path, "\n".join(rows) + "\n", f"cat {path}", "\n".join(rows))
+
+
+def constants(rng: random.Random) -> Scenario:
+    """A Python module that holds one dictionary."""
+    module = stem(rng, NOUNS, FILE_STEMS)
+    name = rng.choice(["PRICES", "COLORS", "LEVELS", "SIZES", "CODES", "LIMITS", "RATES"])
+    one, two = pick(rng, COLORS + NOUNS[:40], 2)
+    a, b = pick(rng, range(2, 99), 2)
+    cores = (
+        "Create {path} with a dict {name} that maps '{one}' to {a} and '{two}' to {b}.",
+        "Write {path}: a dictionary {name} with '{one}': {a} and '{two}': {b}.",
+        "I need a module {path} with {name}, a dict where '{one}' is {a} and '{two}' is {b}.",
+        "Make {path}. It defines {name}, the keys are '{one}' ({a}) and '{two}' ({b}).",
+        "Please put a dict {name} in the new file {path}: '{one}' gives {a}, '{two}' gives {b}.",
+    )
+    path = f"{module}.py"
+    wish = wording(rng, cores, path=path, name=name, one=one, two=two, a=a, b=b)
+    code = f"{name} = {{'{one}': {a}, '{two}': {b}}}\n"
+    check = f"python3 -c 'from {module} import {name}; print(sorted({name}.items()))'"
+    printed = str(sorted({one: a, two: b}.items()))
+    return _scenario("constants", wish, path, code, check, printed)
+
+
+FAMILIES: tuple[Family, ...] = (
+    arithmetic, text_function, list_function, predicate, shell_arguments, shell_filter, json_file,
+    csv_file, constants,
+)  # fmt: skip

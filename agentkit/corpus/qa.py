@@ -1,0 +1,220 @@
+"""Layer: sources. QA families: a question whose answer a command computes from the workspace.
+
+What each trace shows: message 1 prints every file of the workspace; message 2 runs one command
+that ends in ``| tee answer.txt``, so that the command, the answer and where it was written all
+stand in the trace. The answer is nowhere in the wish.
+"""
+
+from __future__ import annotations
+
+import random
+
+from agentkit.corpus.scenario import Family, Scenario, bash, lines, pick, show, stem, wording
+from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SECTIONS, SETTINGS
+
+ENDINGS = (
+    "Write only the {thing} to answer.txt.",
+    "Put the {thing} into answer.txt.",
+    "The {thing} goes to answer.txt.",
+    "Save the {thing} in answer.txt.",
+    "Answer with the {thing} in answer.txt.",
+    "I want just the {thing} in answer.txt.",
+)
+
+
+def _scenario(
+    rng: random.Random,
+    family: str,
+    question: str,
+    thing: str,
+    files: dict[str, bytes],
+    command: str,
+    answer: object,
+) -> Scenario:
+    wish = f"{question} {rng.choice(ENDINGS).format(thing=thing)}"
+    turns = ((show(*sorted(files)),), (bash(f"{command} | tee answer.txt"),))
+    return Scenario(family, "qa", wish, files, turns, "Done.", str(answer))
+
+
+def count_word(rng: random.Random) -> Scenario:
+    """Lines that contain a word."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
+    pool = pick(rng, NOUNS, 6)
+    rows = [" ".join(pick(rng, pool, rng.randint(2, 3))) for _ in range(rng.randint(5, 10))]
+    word = rng.choice(rows[0].split())
+    cores = (
+        "How many lines of {path} contain the word {word}?",
+        "In how many lines of {path} does {word} appear?",
+        "Count the lines with {word} in {path}.",
+        "I need the number of lines in {path} that mention {word}.",
+        "{path}: how often is there a line with {word}?",
+    )
+    answer = sum(word in row for row in rows)
+    question = wording(rng, cores, path=path, word=word)
+    command = f"grep -c {word} {path}"
+    return _scenario(rng, "count_word", question, "number", {path: lines(*rows)}, command, answer)
+
+
+def count_lines(rng: random.Random) -> Scenario:
+    """Number of lines of a file."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.{rng.choice(['txt', 'log', 'md', 'csv'])}"
+    rows = [" ".join(pick(rng, NOUNS, rng.randint(1, 3))) for _ in range(rng.randint(3, 12))]
+    cores = (
+        "How many lines does {path} have?",
+        "Count all lines of {path}.",
+        "What is the number of lines in {path}?",
+        "How long is {path}, in lines?",
+        "Tell me how many lines there are in {path}.",
+    )
+    question = wording(rng, cores, path=path)
+    return _scenario(
+        rng, "count_lines", question, "number", {path: lines(*rows)}, f"wc -l < {path}", len(rows)
+    )
+
+
+def sum_column(rng: random.Random) -> Scenario:
+    """Sum of one column of a CSV file without a header."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.csv"
+    column = rng.randint(2, 3)
+    size = rng.randint(3, 6)
+    rows = [(rng.choice(NOUNS), rng.randint(1, 40), rng.randint(1, 40)) for _ in range(size)]
+    cores = (
+        "What is the sum of column {column} of {path}?",
+        "Add up column {column} of {path}.",
+        "Give me the total of column {column} in {path}.",
+        "Column {column} of {path} holds numbers. What do they add up to?",
+        "I need the sum over column {column} of {path}, fields are split by commas.",
+    )
+    question = wording(rng, cores, path=path, column=column)
+    command = f"awk -F, '{{s += ${column}}} END {{print s}}' {path}"
+    data = lines(*(",".join(map(str, row)) for row in rows))
+    answer = sum(int(row[column - 1]) for row in rows)
+    return _scenario(rng, "sum_column", question, "number", {path: data}, command, answer)
+
+
+def ini_lookup(rng: random.Random) -> Scenario:
+    """The value of one option."""
+    path = f"{rng.choice(NOUNS)}.{rng.choice(['ini', 'conf', 'cfg', 'env'])}"
+    keys = pick(rng, SETTINGS, rng.randint(3, 5))
+    values = [rng.choice(NOUNS) if rng.random() < 0.5 else str(rng.randint(2, 99)) for _ in keys]
+    at = rng.randrange(len(keys))
+    rows = [f"{k}={v}" for k, v in zip(keys, values, strict=True)]
+    if rng.random() < 0.5:
+        rows.insert(0, f"[{rng.choice(SECTIONS)}]")
+    cores = (
+        "What is the value of {key} in {path}?",
+        "Which value does {path} give to {key}?",
+        "Look up {key} in {path}.",
+        "To what is {key} set in {path}?",
+        "I need the setting {key} out of {path}.",
+    )
+    question = wording(rng, cores, path=path, key=keys[at])
+    command = f"grep ^{keys[at]}= {path} | cut -d= -f2"
+    return _scenario(
+        rng, "ini_lookup", question, "value", {path: lines(*rows)}, command, values[at]
+    )
+
+
+def extreme(rng: random.Random) -> Scenario:
+    """Largest or smallest number of a file."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
+    numbers = pick(rng, range(2, 400), rng.randint(4, 9))
+    high = rng.random() < 0.5
+    word = rng.choice(["largest", "biggest", "highest"] if high else ["smallest", "lowest"])
+    cores = (
+        "What is the {word} number in {path}?",
+        "Find the {word} number of {path}.",
+        "Which number in {path} is the {word}?",
+        "{path} has one number in each line. Which is the {word}?",
+        "Give me the {word} value in {path}.",
+    )
+    question = wording(rng, cores, path=path, word=word)
+    command = f"sort -n {path} | {'tail' if high else 'head'} -n 1"
+    answer = max(numbers) if high else min(numbers)
+    data = lines(*map(str, numbers))
+    return _scenario(rng, "extreme", question, "number", {path: data}, command, answer)
+
+
+def distinct(rng: random.Random) -> Scenario:
+    """Number of different lines."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
+    pool = pick(rng, [*COLORS, *NAMES, *NOUNS], rng.randint(3, 5))
+    rows = [rng.choice(pool) for _ in range(rng.randint(6, 11))]
+    cores = (
+        "How many different lines are in {path}?",
+        "{path} has repeated lines. How many distinct ones are there?",
+        "Count the unique lines of {path}.",
+        "How many different words does {path} list?",
+        "Not counting repeats, how many lines has {path}?",
+    )
+    question = wording(rng, cores, path=path)
+    command = f"sort -u {path} | wc -l"
+    answer = len(set(rows))
+    return _scenario(rng, "distinct", question, "number", {path: lines(*rows)}, command, answer)
+
+
+def nth_line(rng: random.Random) -> Scenario:
+    """One line of a file."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
+    rows = [" ".join(pick(rng, NOUNS, rng.randint(1, 3))) for _ in range(rng.randint(5, 10))]
+    n = rng.randint(2, len(rows))
+    cores = (
+        "What is line {n} of {path}?",
+        "Copy line {n} of {path}.",
+        "Which text stands in line {n} of {path}?",
+        "Take line number {n} from {path}.",
+        "I need line {n} out of {path}.",
+    )
+    question = wording(rng, cores, path=path, n=n)
+    command = f"sed -n {n}p {path}"
+    return _scenario(rng, "nth_line", question, "line", {path: lines(*rows)}, command, rows[n - 1])
+
+
+def which_file(rng: random.Random) -> Scenario:
+    """The one file that contains a word."""
+    ending = rng.choice(["md", "log", "csv", "cfg"])
+    names = [f"{n}.{ending}" for n in pick(rng, NOUNS, 3)]
+    pool = pick(rng, NOUNS, 9)
+    word = pool[0]
+    contents = [pick(rng, pool[1:], 2) for _ in names]
+    at = rng.randrange(3)
+    contents[at][rng.randrange(2)] = word
+    cores = (
+        "Which of the files {a}, {b} and {c} contains the word {word}?",
+        "In which file is {word}: {a}, {b} or {c}?",
+        "One of {a}, {b} and {c} mentions {word}. Which one?",
+        "Find the file with {word} in it. There are {a}, {b} and {c}.",
+    )
+    ordered = sorted(names)
+    question = wording(rng, cores, a=ordered[0], b=ordered[1], c=ordered[2], word=word)
+    files = {name: lines(*rows) for name, rows in zip(names, contents, strict=True)}
+    command = f"grep -l {word} *.{ending}"
+    return _scenario(rng, "which_file", question, "file name", files, command, names[at])
+
+
+def count_functions(rng: random.Random) -> Scenario:
+    """Number of functions that a Python file defines."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.py"
+    functions = pick(rng, FUNCTIONS, rng.randint(2, 5))
+    rows = [rng.choice(["import os", "import json", f"SIZE = {rng.randint(2, 50)}"])]
+    for fn in functions:
+        x = rng.choice("xnk")
+        rows += [f"def {fn}({x}):", f"    return {x} {rng.choice('+-*')} {rng.randint(2, 50)}"]
+    cores = (
+        "How many functions does {path} define?",
+        "Count the functions in {path}.",
+        "How many def lines are there in {path}?",
+        "What is the number of functions in {path}?",
+        "I wonder how many functions {path} has.",
+    )
+    question = wording(rng, cores, path=path)
+    command = f"grep -c ^def {path}"
+    return _scenario(
+        rng, "count_functions", question, "number", {path: lines(*rows)}, command, len(functions)
+    )
+
+
+FAMILIES: tuple[Family, ...] = (
+    count_word, count_lines, sum_column, ini_lookup, extreme, distinct, nth_line, which_file,
+    count_functions,
+)  # fmt: skip

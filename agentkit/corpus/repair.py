@@ -1,0 +1,348 @@
+"""Layer: sources. Repair families: a check fails, one edit, the same check passes.
+
+What each trace shows: message 1 prints every file of the workspace and runs the check, which
+fails; message 2 edits one file in place and runs the same check, joined by ``&&``. So the initial
+contents, the failing check, the edit and the passing check all stand in the trace.
+"""
+
+from __future__ import annotations
+
+import random
+
+from agentkit.corpus.scenario import (
+    Family,
+    Scenario,
+    Turn,
+    bash,
+    lines,
+    pick,
+    show,
+    stem,
+    typo,
+    wording,
+)
+from agentkit.corpus.words import FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SECTIONS, SETTINGS, VARIABLES
+
+OPERATORS = {"+": "add", "-": "subtract", "*": "multiply"}
+
+
+def _turns(check: str, edit: str, *names: str) -> tuple[Turn, ...]:
+    return (show(*names), bash(check)), (bash(f"{edit} && {check}"),)
+
+
+def _scenario(
+    family: str, wish: str, files: dict[str, bytes], check: str, edit: str, expected: str
+) -> Scenario:
+    turns = _turns(check, edit, *sorted(files))
+    return Scenario(family, "repair", wish, files, turns, "Fixed.", expected)
+
+
+def name_typo(rng: random.Random) -> Scenario:
+    """A NameError: one misspelt variable in a short script."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.py"
+    fn, argument = rng.choice(FUNCTIONS), rng.choice("nxk")
+    first, second = pick(rng, VARIABLES, 2)
+    one, two = pick(rng, NOUNS, 2)
+    a, b, c = (rng.randint(2, 60) for _ in range(3))
+    while True:
+        bad = typo(rng, first)
+        body, printed = rng.choice(
+            [
+                (
+                    [
+                        f"def {fn}({argument}):",
+                        f"    {first} = {argument} + {a}",
+                        f"    return {bad}",
+                        "",
+                        f"print({fn}({b}))",
+                    ],
+                    f"{a + b}",
+                ),
+                ([f"{first} = [{a}, {b}, {c}]", f"print(sum({bad}))"], f"{a + b + c}"),
+                (
+                    [f"{first} = '{one} {two}'", f"{second} = {bad}.upper()", f"print({second})"],
+                    f"{one} {two}".upper(),
+                ),
+                ([f"{first} = {a}", f"{second} = {b}", f"print({bad} + {second})"], f"{a + b}"),
+                (
+                    [
+                        f"{first} = 0",
+                        f"for {argument} in [{a}, {b}]:",
+                        f"    {first} += {argument}",
+                        f"print('{one}', {bad})",
+                    ],
+                    f"{one} {a + b}",
+                ),
+            ]
+        )
+        if "\n".join(body).count(bad) == 1:
+            break
+    cores = (
+        "Running python3 {path} fails with a NameError. Please fix it.",
+        "{path} stops with a NameError, somebody misspelt a variable. Make python3 {path} run.",
+        "There is a typo in {path}: a name is not defined. Correct it so that it runs.",
+        "python3 {path} crashes because of a misspelt name. Find it and repair it.",
+        "Can you repair {path}? It says that a name is not defined.",
+        "A variable in {path} is written wrong in one place. Fix that, then run it with python3.",
+    )
+    edit = f"sed -i 's/{bad}/{first}/' {path}"
+    wish = wording(rng, cores, path=path)
+    return _scenario("name_typo", wish, {path: lines(*body)}, f"python3 {path}", edit, printed)
+
+
+def wrong_operator(rng: random.Random) -> Scenario:
+    """A function with the wrong arithmetic operator; check.py holds the assertions."""
+    module = stem(rng, NOUNS, FILE_STEMS)
+    fn = rng.choice(FUNCTIONS)
+    x, y = rng.choice([("a", "b"), ("x", "y"), ("n", "m"), ("p", "q"), ("first", "second")])
+    bad, good = rng.choice([("+", "-"), ("-", "+"), ("+", "*"), ("-", "*")])
+    compute = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}[good]
+    cases = [(rng.randint(4, 30), rng.randint(3, 9)) for _ in range(2)]
+    code = lines(f"def {fn}({x}, {y}):", f"    return {x} {bad} {y}")
+    asserts = [f"assert {fn}({a}, {b}) == {compute(a, b)}" for a, b in cases]
+    word = rng.choice(["ok", "passed", "good", "fine"])
+    check = lines(f"from {module} import {fn}", *asserts, f"print('{word}')")
+    cores = (
+        "{fn} in {path} should return {x} {good} {y}, but python3 check.py fails. Fix {path}.",
+        "python3 check.py fails: {fn}({x}, {y}) must {verb} its arguments ({x} {good} {y}). "
+        "The fault is in {path}.",
+        "The function {fn} in {path} uses the wrong operator. It has to be {x} {good} {y}. "
+        "Check with python3 check.py.",
+        "Please repair {path} so that check.py passes. {fn} has to return {x} {good} {y}.",
+        "check.py complains about {fn}. In {path} it must {verb}: {x} {good} {y}.",
+    )
+    path = f"{module}.py"
+    wish = wording(rng, cores, fn=fn, path=path, x=x, y=y, good=good, verb=OPERATORS[good])
+    edit = f"sed -i 's/{x} {bad} {y}/{x} {good} {y}/' {path}"
+    files = {path: code, "check.py": check}
+    return _scenario("wrong_operator", wish, files, "python3 check.py", edit, word)
+
+
+def missing_import(rng: random.Random) -> Scenario:
+    """A script that uses a standard module without importing it."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.py"
+    v = rng.choice(VARIABLES)
+    one, two = pick(rng, NOUNS, 2)
+    a, b = sorted(pick(rng, range(2, 60), 2))
+    module, body, printed = rng.choice(
+        [
+            ("math", f"{v} = math.gcd({a * 3}, {b * 3})", _gcd(a * 3, b * 3)),
+            ("math", f"{v} = math.floor({a}.{b % 10})", a),
+            ("json", f"{v} = json.dumps(['{one}', {a}])", f'["{one}", {a}]'),
+            ("os", f"{v} = os.path.join('{one}', '{two}')", f"{one}/{two}"),
+            ("os", f"{v} = os.path.basename('/{one}/{two}')", two),
+            ("re", f"{v} = re.sub('[0-9]', '', '{one}{a}')", one),
+            ("string", f"{v} = string.capwords('{one} {two}')", f"{one} {two}".title()),
+            ("statistics", f"{v} = statistics.median([{a}, {b}, {b + 1}])", b),
+            ("datetime", f"{v} = datetime.date(20{a:02d}, 1, 2).year", 2000 + a),
+            ("textwrap", f"{v} = textwrap.indent('{one}', '> ')", f"> {one}"),
+            ("operator", f"{v} = operator.add({a}, {b})", a + b),
+            ("shlex", f"{v} = len(shlex.split('{one} {two}'))", 2),
+        ]
+    )
+    code = [body, f"print({v})"]
+    if rng.random() < 0.5:
+        code.insert(0, f"# {' '.join(pick(rng, NOUNS, 3))}")
+    cores = (
+        "python3 {path} fails because an import is missing. Add it.",
+        "An import was forgotten in {path}. Add it so that python3 {path} works.",
+        "{path} uses the module {module} but never imports it. Please fix that.",
+        "Running {path} gives a NameError for {module}. Put the import at the top.",
+        "Make python3 {path} run again: the line that imports {module} got lost.",
+    )
+    edit = f"sed -i '1i import {module}' {path}"
+    wish = wording(rng, cores, path=path, module=module)
+    return _scenario(
+        "missing_import", wish, {path: lines(*code)}, f"python3 {path}", edit, str(printed)
+    )
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a
+
+
+def missing_colon(rng: random.Random) -> Scenario:
+    """A SyntaxError: the colon after def, for or if is missing."""
+    path = f"{stem(rng, NOUNS, FILE_STEMS)}.py"
+    fn, v = rng.choice(FUNCTIONS), rng.choice(VARIABLES)
+    one, two, three = pick(rng, NOUNS, 3)
+    a, b = pick(rng, range(2, 60), 2)
+    low = min(a, b)
+    head, body, printed = rng.choice(
+        [
+            (f"def {fn}(n)", ["    return n + " + str(a), f"print({fn}({b}))"], str(a + b)),
+            (f"for {v} in range({a % 3 + 2})", [f"    print('{one}')"], ""),
+            (f"for {v} in '{one} {two}'.split()", [f"    print({v})"], f"{one}\n{two}"),
+            (f"if {low} + 1 > {low}", [f"    print('{one} {three}')"], f"{one} {three}"),
+            (f"def {fn}(text)", [f"    return text + '{one}'", f"print({fn}('{two} '))"], ""),
+        ]
+    )
+    if head.startswith("for") and "range" in head:
+        printed = "\n".join([one] * (a % 3 + 2))
+    elif head.endswith("(text)"):
+        printed = f"{two} {one}"
+    cores = (
+        "python3 {path} gives a SyntaxError. A colon is missing. Fix it.",
+        "{path} does not run: invalid syntax, I think a colon got lost. Repair it.",
+        "Please add the missing colon in {path} and run it.",
+        "There is a syntax error in {path}. Make python3 {path} work.",
+        "Somebody deleted a colon in {path}. Put it back so that the script runs.",
+    )
+    # The whole line is matched by its first word, so the pattern needs no escaping.
+    word = head.split()[0]
+    edit = f"sed -i '/^{word} /s/$/:/' {path}"
+    code = lines(head, *body)
+    wish = wording(rng, cores, path=path)
+    return _scenario("missing_colon", wish, {path: code}, f"python3 {path}", edit, printed)
+
+
+def wrong_key(rng: random.Random) -> Scenario:
+    """A KeyError: the script asks a JSON file for a misspelt key."""
+    data, script = pick(rng, NOUNS, 2)
+    first, second = pick(rng, [s for s in SETTINGS if len(s) > 4], 2)
+    bad = typo(rng, first)
+    a, b = pick(rng, range(2, 99), 2)
+    rows = [f'"{first}": {a}', f'"{second}": {b}']
+    rng.shuffle(rows)
+    holder = rng.choice(["data", "conf", "box", "info"])
+    files = {
+        f"{data}.json": lines("{" + ", ".join(rows) + "}"),
+        f"{script}.py": lines(
+            "import json",
+            f"{holder} = json.load(open('{data}.json'))",
+            f"print({holder}['{bad}'])",
+        ),
+    }
+    cores = (
+        "python3 {script} stops with a KeyError. {data} is right, so fix {script}.",
+        "{script} asks {data} for a key that does not exist. Correct the spelling in {script}.",
+        "Please fix the KeyError in {script}. Do not touch {data}.",
+        "The key in {script} is misspelt, compare it with {data}. python3 {script} has to work.",
+        "We get a KeyError from {script}. It reads {data}, which is correct. Repair the script.",
+    )
+    wish = wording(rng, cores, script=f"{script}.py", data=f"{data}.json")
+    edit = f"sed -i 's/{bad}/{first}/' {script}.py"
+    return _scenario("wrong_key", wish, files, f"python3 {script}.py", edit, str(a))
+
+
+def shell_file(rng: random.Random) -> Scenario:
+    """A shell script that names a file which does not exist."""
+    script, data = pick(rng, [n for n in NOUNS if len(n) > 4], 2)
+    bad = typo(rng, data)
+    rows = [rng.choice(NOUNS) for _ in range(rng.randint(3, 6))]
+    command, printed = rng.choice(
+        [
+            ("sort {}", "\n".join(sorted(rows))),
+            ("cat {}", "\n".join(rows)),
+            ("head -n 2 {}", "\n".join(rows[:2])),
+            ("tail -n 1 {}", rows[-1]),
+            ("grep -n . {}", "\n".join(f"{i}:{row}" for i, row in enumerate(rows, 1))),
+        ]
+    )
+    word = rng.choice(NAMES)
+    code = ["set -e", f"echo {word}", command.format(f"{bad}.txt")]
+    cores = (
+        "bash {script} fails: it looks for a file that is not there. The file is {data}.",
+        "{script} has the wrong file name in it, it must read {data}. Fix the script.",
+        "Please fix {script}. It should use {data}.",
+        "The script {script} says no such file. Make it read {data} and run it with bash.",
+        "bash {script} cannot find its input, which is {data}. Correct the name in {script}.",
+    )
+    wish = wording(rng, cores, script=f"{script}.sh", data=f"{data}.txt")
+    files = {f"{script}.sh": lines(*code), f"{data}.txt": lines(*rows)}
+    edit = f"sed -i 's/{bad}/{data}/' {script}.sh"
+    return _scenario("shell_file", wish, files, f"bash {script}.sh", edit, f"{word}\n{printed}")
+
+
+def ini_value(rng: random.Random) -> Scenario:
+    """A wrong value in an INI file; check.sh looks for the right line."""
+    name, section = rng.choice(NOUNS), rng.choice(SECTIONS)
+    keys = pick(rng, SETTINGS, rng.randint(2, 3))
+    values = [str(v) for v in pick(rng, range(2, 99), len(keys) + 1)]
+    key, good = keys[0], values[-1]
+    rows = [f"{k} = {v}" for k, v in zip(keys, values, strict=False)]
+    rng.shuffle(rows)
+    word = rng.choice(["ok", "passed", "good", "fine"])
+    files = {
+        f"{name}.ini": lines(f"[{section}]", *rows),
+        "check.sh": lines(
+            f"grep -x '{key} = {good}' {name}.ini || {{ echo wrong {key}; exit 1; }}",
+            f"echo {word}",
+        ),
+    }
+    cores = (
+        "In {path} {key} has to be {good}. bash check.sh fails until then. Fix it.",
+        "bash check.sh fails: set {key} to {good} in {path}.",
+        "The value of {key} in {path} is wrong, it should be {good}. Verify with bash check.sh.",
+        "Please correct {path}: {key} = {good}. check.sh must pass.",
+        "check.sh says wrong {key}. The right value is {good}, the file is {path}.",
+    )
+    wish = wording(rng, cores, path=f"{name}.ini", key=key, good=good)
+    edit = f"sed -i 's/^{key} = .*/{key} = {good}/' {name}.ini"
+    return _scenario("ini_value", wish, files, "bash check.sh", edit, f"{key} = {good}\n{word}")
+
+
+def missing_return(rng: random.Random) -> Scenario:
+    """A function that computes its value but does not return it."""
+    module = stem(rng, NOUNS, FILE_STEMS)
+    fn, x = rng.choice(FUNCTIONS), rng.choice(["n", "x", "k", "value", "number"])
+    a, b, c = pick(rng, range(3, 60), 3)
+    plus = rng.random() < 0.6
+    expression = f"{x} + {a}" if plus else f"{x} - {a}"
+    results = [n + a if plus else n - a for n in (b, c)]
+    word = rng.choice(["ok", "passed", "good", "fine"])
+    files = {
+        f"{module}.py": lines(f"def {fn}({x}):", f"    {expression}"),
+        "check.py": lines(
+            f"from {module} import {fn}",
+            f"assert {fn}({b}) == {results[0]}",
+            f"assert {fn}({c}) == {results[1]}",
+            f"print('{word}')",
+        ),
+    }
+    cores = (
+        "{fn} in {path} gives None: it does not return its value. python3 check.py must pass.",
+        "The function {fn} forgets to return the result. Fix {path}, then run python3 check.py.",
+        "python3 check.py fails. The return is missing in {path}.",
+        "Please add the missing return to {fn} in {path}. check.py has to pass.",
+        "check.py fails because {fn} returns nothing. Repair {path}.",
+    )
+    wish = wording(rng, cores, fn=fn, path=f"{module}.py")
+    edit = f"sed -i 's/    {expression}/    return {expression}/' {module}.py"
+    return _scenario("missing_return", wish, files, "python3 check.py", edit, word)
+
+
+def shell_variable(rng: random.Random) -> Scenario:
+    """A shell script under ``set -u`` that misspells a variable."""
+    script = rng.choice(NOUNS)
+    first, second = pick(rng, [v for v in VARIABLES if len(v) > 4], 2)
+    bad = typo(rng, first)
+    one, two = rng.choice(NAMES), rng.choice(NOUNS)
+    greeting = rng.choice(["hello", "welcome", "goodbye", "dear", "found", "using", "hi", "new"])
+    extra = rng.random() < 0.5
+    code = ["set -u", f"{first}={two}"]
+    if extra:
+        code.append(f"{second}={one}")
+        code.append(f"echo {greeting} ${bad} ${second}")
+    else:
+        code.append(f"echo {greeting} ${bad}")
+    printed = f"{greeting} {two}" + (f" {one}" if extra else "")
+    cores = (
+        "bash {script} fails with an unbound variable. Fix the spelling.",
+        "There is a misspelt variable in {script}. Make bash {script} work.",
+        "Please repair {script}: it uses a variable that is never set.",
+        "{script} says unbound variable. Somebody typed the name wrong, correct it.",
+        "Running bash {script} gives an error about a variable. Fix the script.",
+    )
+    wish = wording(rng, cores, script=f"{script}.sh")
+    edit = f"sed -i 's/{bad}/{first}/' {script}.sh"
+    files = {f"{script}.sh": lines(*code)}
+    return _scenario("shell_variable", wish, files, f"bash {script}.sh", edit, printed)
+
+
+FAMILIES: tuple[Family, ...] = (
+    name_typo, wrong_operator, missing_import, missing_colon, wrong_key, shell_file, ini_value,
+    missing_return, shell_variable,
+)  # fmt: skip
