@@ -1,0 +1,198 @@
+"""Layer: work. Runs a plan to its end, and an evaluation of adapters on the running stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentkit.errors import EngineError, RunError
+from agentkit.evaluation.plan import (
+    Execute,
+    Finished,
+    Planned,
+    SessionLedger,
+    parse_arms,
+    plan_sessions,
+)
+from agentkit.params import EvaluateParams, SessionParams
+from agentkit.runs import Run, tree_hashes
+from agentkit.types import SessionRecord, Task
+
+if TYPE_CHECKING:
+    from agentkit.stack import Stack
+
+
+def run_plan(
+    ledger: SessionLedger,
+    execute: Execute,
+    *,
+    engine_alive: Callable[[], bool] = lambda: True,
+    label: str = "sessions",
+) -> list[dict[str, Any]]:
+    """Run what is pending until every planned session has its final record.
+
+    Sessions that failed because the engine died are not counted as tries: the stage stops, and
+    goes on where it stopped when it is run again.
+
+    Raises:
+        EngineError: the engine is gone.
+    """
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        total=len(ledger.plan), initial=len(ledger.final), desc=label, unit="session", smoothing=0.1
+    ) as bar:
+        while pending := ledger.pending():
+            for finished in execute(pending):
+                if finished.record.status == "engine_error" and not engine_alive():
+                    raise EngineError(
+                        "engine",
+                        f"it died after {len(ledger.final)} of {len(ledger.plan)} sessions",
+                        "a living engine",
+                        "run the stage again: finished sessions are kept",
+                    )
+                bar.update(int(ledger.add(finished)))
+                bar.set_postfix_str(_postfix(ledger))
+    return ledger.records()
+
+
+def _postfix(ledger: SessionLedger) -> str:
+    """Pass rate by arm so far, and what broke."""
+    solved: dict[str, list[int]] = {}
+    for (_, arm, _), record in ledger.final.items():
+        if record["correct"] is not None:
+            solved.setdefault(arm, []).append(int(record["correct"]))
+    parts = [f"{arm} {100 * sum(x) / len(x):.0f}%" for arm, x in sorted(solved.items())]
+    broken = sum(ledger.tries.values())
+    return " ".join([*parts, *([f"{broken} broken tries"] if broken else [])])
+
+
+def evaluate(
+    params: EvaluateParams, run: Run, stack: Stack, tasks: Sequence[Task]
+) -> list[dict[str, Any]]:
+    """Run every task under every arm of ``params.arms``; returns the final records.
+
+    Raises:
+        ModelError: an arm's adapter is missing or does not fit the engine.
+        EngineError: the engine died; run again to resume.
+        RunError: no space left, or an arm's adapter is another one than before.
+    """
+    from agentkit.stack import adapter_folder
+
+    adapters = {name: adapter_folder(value, run) for name, value in parse_arms(params.arms).items()}
+    return evaluate_arms(
+        params,
+        run,
+        stack,
+        tasks,
+        adapters,
+        attempts=params.attempts,
+        broken_retries=params.broken_retries,
+        keep_transcripts=params.keep_transcripts,
+    )
+
+
+def evaluate_arms(
+    params: SessionParams,
+    run: Run,
+    stack: Stack,
+    tasks: Sequence[Task],
+    adapters: Mapping[str, Path | None],
+    *,
+    attempts: int,
+    broken_retries: int,
+    keep_transcripts: bool,
+) -> list[dict[str, Any]]:
+    """The same for adapters given by folder (None: the base model), for 03 and 04 alike."""
+    plan = plan_sessions(tasks, list(adapters), attempts, params.seed)
+    ledger = SessionLedger(run.folder, plan, broken_retries, keep_transcripts)
+    _check_arms(run, adapters)
+    print(f"{len(plan):,} sessions planned, {len(ledger.final):,} of them finished before")
+    if ledger.pending():
+        with ExitStack() as cleanup:
+            served = _serve(run, stack, adapters, cleanup)
+            run_plan(
+                ledger,
+                stack_executor(stack, served, adapters),
+                engine_alive=stack.engine.alive,
+                label=params.stage,
+            )
+    records = ledger.records()
+    broken = sum(SessionRecord.model_validate(r).broken for r in records)
+    run.update_manifest(
+        sessions={
+            "expected": len(plan),
+            "finished": len(records),
+            "broken": broken,
+            "broken_tries": sum(ledger.tries.values()),
+        }
+    )
+    return records
+
+
+def _check_arms(run: Run, adapters: Mapping[str, Path | None]) -> None:
+    """Note each arm's adapter by hash; a resumed run must not mix two adapters in one arm."""
+    found: dict[str, Any] = {}
+    for name, folder in adapters.items():
+        hashes = {} if folder is None else tree_hashes([folder])
+        found[name] = {
+            "adapter": "none" if folder is None else folder.name,
+            "sha256": next((entry["sha256"] for entry in hashes.values()), None),
+        }
+    before = run.manifest.get("arms", found)
+    changed = [name for name in found if before.get(name) != found[name]]
+    if changed:
+        raise RunError(
+            str(run.folder),
+            f"arm {changed[0]!r} has another adapter than the sessions that are there",
+            "the adapter that the run began with",
+            "restore it or choose another run_dir",
+        )
+    run.update_manifest(arms=found)
+
+
+def _serve(
+    run: Run, stack: Stack, adapters: Mapping[str, Path | None], cleanup: ExitStack
+) -> dict[str, str]:
+    """Publish the arms' adapters; returns arm -> served name. ``cleanup`` takes them back."""
+    from agentkit.serving.adapters import AdapterStore
+    from agentkit.serving.engine import BASE
+
+    store = AdapterStore(stack.engine.url, run.path("served"), f"{run.params.stage}-")
+    served = {}
+    for version, (arm, folder) in enumerate(adapters.items()):
+        if folder is None:
+            served[arm] = BASE
+            continue
+        served[arm] = store.publish(folder, version)
+        cleanup.callback(store.retire, served[arm])
+        run.log(f"arm {arm}: {folder.name} served as {served[arm]}")
+    return served
+
+
+def stack_executor(
+    stack: Stack, served: Mapping[str, str], adapters: Mapping[str, Path | None]
+) -> Execute:
+    """Runs planned sessions on the stack, ``params.concurrency`` at a time."""
+
+    def execute(planned: Sequence[Planned]) -> Iterator[Finished]:
+        by_key = {p.key: p for p in planned}
+
+        def job(p: Planned) -> Any:
+            folder = adapters[p.arm]
+            return stack.job(
+                task=p.task,
+                policy=stack.policy(served[p.arm], p.seed),
+                arm=p.arm,
+                adapter=None if folder is None else folder.name,
+                attempt=p.attempt,
+            )
+
+        for result in stack.run_sessions(job(p) for p in planned):
+            record = result.record
+            planned_one = by_key[record.task_id, record.arm, record.attempt]
+            yield Finished(planned_one, record, result.transcript)
+
+    return execute
