@@ -24,9 +24,9 @@ PACKAGE = "@earendil-works/pi-coding-agent"
 NODE, PROGRAMS = "/opt/node", "/opt/pi/node_modules"
 SESSIONS = f"{HOME}/sessions"
 _OPTIONS = (
-    "--thinking off --no-extensions --no-mcp --no-skills --no-prompt-templates --no-themes "
-    "--no-context-files --no-approve --offline"
-).split()  # noqa: SIM905
+    "--thinking", "off", "--no-extensions", "--no-mcp", "--no-skills", "--no-prompt-templates",
+    "--no-themes", "--no-context-files", "--no-approve", "--offline",
+)  # fmt: skip
 
 
 def node_folder() -> Path:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from agentkit.errors import SandboxError
 
+FIRST_FD = 10
+"""Descriptors given to bubblewrap are numbered from here on, as in ``launcher.py``."""
 _ANSWER_S = 30.0
 _UNUSED_UIDS = 1_900_000_000
 """Start of a range that systemd's documentation lists as unused (1879048192 to 2147483647)."""

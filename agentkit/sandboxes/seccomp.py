@@ -15,14 +15,16 @@ import struct
 from agentkit.errors import SandboxError
 
 _NAMES = (
-    "mount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick "
-    "mount_setattr setns unshare ptrace process_vm_readv process_vm_writev process_madvise "
-    "pidfd_getfd kcmp bpf perf_event_open userfaultfd keyctl add_key request_key io_uring_setup "
-    "io_uring_enter io_uring_register kexec_load kexec_file_load open_by_handle_at "
-    "name_to_handle_at init_module finit_module delete_module reboot swapon swapoff syslog acct "
-    "quotactl vhangup fanotify_init settimeofday clock_settime clock_adjtime adjtimex "
-    "lookup_dcookie nfsservctl socket ioctl clone clone3"
-).split()  # noqa: SIM905
+    "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsconfig",
+    "fsmount", "fspick", "mount_setattr", "setns", "unshare", "ptrace", "process_vm_readv",
+    "process_vm_writev", "process_madvise", "pidfd_getfd", "kcmp", "bpf", "perf_event_open",
+    "userfaultfd", "keyctl", "add_key", "request_key", "io_uring_setup", "io_uring_enter",
+    "io_uring_register", "kexec_load", "kexec_file_load", "open_by_handle_at",
+    "name_to_handle_at", "init_module", "finit_module", "delete_module", "reboot", "swapon",
+    "swapoff", "syslog", "acct", "quotactl", "vhangup", "fanotify_init", "settimeofday",
+    "clock_settime", "clock_adjtime", "adjtimex", "lookup_dcookie", "nfsservctl", "socket",
+    "ioctl", "clone", "clone3",
+)  # fmt: skip
 _X86_64 = (
     165, 166, 155, 161, 429, 428, 430, 431, 432, 433, 442, 308, 272, 101, 310, 311, 440, 438, 312,
     321, 298, 323, 250, 248, 249, 425, 426, 427, 246, 320, 304, 303, 175, 313, 176, 169, 167, 168,

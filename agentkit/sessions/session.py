@@ -19,14 +19,9 @@ from agentkit.rewards import reward
 from agentkit.safeagents import Verdict, inspect
 from agentkit.sandboxes.base import GATEWAY_PORT, HOME, WORK, Limits, SandboxBackend, TooLarge
 from agentkit.serving.gateway import Gateway
-from agentkit.session_pool import Job, run_pool
+from agentkit.sessions.pool import Job, run_pool
+from agentkit.sessions.validation import Validation, validate
 from agentkit.types import Files, Policy, SessionLog, SessionRecord, Task
-from agentkit.validation import Validation, validate
-
-__all__ = [
-    "SessionJob", "SessionResult", "SessionSettings", "Validation", "probe", "run_session",
-    "run_sessions", "validate",
-]  # fmt: skip
 
 SessionJob = Job
 """The arguments of ``run_session`` for one session, by name."""

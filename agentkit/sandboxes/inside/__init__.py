@@ -1,0 +1,1 @@
+"""Layer: boundaries. What runs inside a sandbox; standard library only."""
