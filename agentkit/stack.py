@@ -73,6 +73,7 @@ def session_settings(params: SessionParams) -> SessionSettings:
         limits=limits(params),
         timeout_s=params.session_timeout_s,
         reward_coefficient=params.reward_coefficient,
+        model=params.model,
     )
 
 

@@ -1,0 +1,37 @@
+"""Layer: work. Stage 00: one session on the running stack."""
+
+from __future__ import annotations
+
+from agentkit.params import TourParams
+from agentkit.runs import append_jsonl
+from agentkit.seeds import derive_seed
+from agentkit.serving.adapters import AdapterStore
+from agentkit.serving.engine import BASE
+from agentkit.sessions import SessionResult, run_session
+from agentkit.stack import Stack, adapter_folder
+from agentkit.types import Task
+
+
+def tour_session(params: TourParams, stack: Stack, task: Task) -> SessionResult:
+    """Serve ``params.adapter``, run ``task`` once under it, append the record and return all of it.
+
+    Raises:
+        ModelError: the adapter is missing or does not fit the engine.
+    """
+    folder = adapter_folder(params.adapter, stack.run)
+    served = BASE
+    if folder is not None:
+        store = AdapterStore(stack.engine.url, stack.run.path("served"), "tour-")
+        served = store.publish(folder, 0)
+    seed = derive_seed(params.seed, "tour", task.task_id, 0)
+    result = run_session(
+        **stack.job(
+            task=task,
+            policy=stack.policy(served, seed),
+            arm="tour",
+            adapter=None if folder is None else folder.name,
+            attempt=0,
+        )
+    )
+    append_jsonl(stack.run.path("sessions.jsonl"), result.record.model_dump(mode="json"))
+    return result
