@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements-cpu.lock"
@@ -49,7 +50,10 @@ REMEDIES = (
         r"|ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN",
         "check the network or the proxy and run make setup again",
     ),
-    (r"DO NOT MATCH THE HASHES|EINTEGRITY", "a download was damaged: run make setup again"),
+    (
+        r"DO NOT MATCH THE HASHES|EINTEGRITY|is invalid",
+        "a download was damaged: run make setup again",
+    ),
     (r"No matching distribution", "the package index has no such version for this machine"),
 )
 
@@ -114,7 +118,9 @@ def check_room(venv: Path) -> None:
 def reason(output: str) -> str:
     """The line of pip's or npm's output that says best why it failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    npm = [re.sub(r"^npm (error|ERR!)\s*", "", x) for x in lines if re.match(r"npm (error|ERR!)", x)]
+    npm = [
+        re.sub(r"^npm (error|ERR!)\s*", "", x) for x in lines if re.match(r"npm (error|ERR!)", x)
+    ]
     npm = [x for x in npm if x and "complete log" not in x and not x.startswith("/")]
     if npm:
         return " ".join(npm[:3])
@@ -168,7 +174,7 @@ def write_json(path: Path, value: dict[str, str]) -> None:
     """Replace a stamp file as a whole."""
     new = path.with_name(path.name + ".new")
     new.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(str(new), str(path))
+    new.replace(path)
 
 
 class Environment:
@@ -181,7 +187,9 @@ class Environment:
 
     def env(self) -> dict[str, str]:
         """The variables for pip and npm: this environment's programs first, no user site."""
-        env = dict(os.environ, PYTHONNOUSERSITE="1", PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1")
+        env = dict(
+            os.environ, PYTHONNOUSERSITE="1", PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1"
+        )
         for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX"):
             env.pop(name, None)
         env["PATH"] = f"{self.path / 'bin'}{os.pathsep}{env.get('PATH', '')}"
@@ -204,10 +212,13 @@ class Environment:
     def make(self) -> None:
         """Create the environment anew; a folder that is no environment is left alone."""
         if self.conda:
-            raise SetupError(f"{self.path}: not a whole conda environment of Python 3.11; make it anew")
-        if self.path.exists() and not (self.path / "pyvenv.cfg").is_file():
-            if not self.path.is_dir() or any(self.path.iterdir()):
-                raise SetupError(f"{self.path}: is not a Python environment; move it away")
+            raise SetupError(
+                f"{self.path}: not a whole conda environment of Python 3.11; make it anew"
+            )
+        made_before = (self.path / "pyvenv.cfg").is_file()
+        empty = not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+        if not made_before and not empty:
+            raise SetupError(f"{self.path}: is not a Python environment; move it away")
         call("making .venv", [find_python(), "-m", "venv", "--clear", str(self.path)], self.env())
 
     def pip(self, what: str, *arguments: str) -> None:
@@ -263,9 +274,10 @@ def node_digest() -> str:
 def node_ready() -> bool:
     """The Node packages are those of the lock file."""
     modules = NODE_DIR / "node_modules"
-    return read_json(modules / STAMP).get("node") == node_digest() and (
-        modules / "node" / "bin" / "node"
-    ).exists()
+    return (
+        read_json(modules / STAMP).get("node") == node_digest()
+        and (modules / "node" / "bin" / "node").exists()
+    )
 
 
 def install_node(environment: Environment) -> None:
@@ -276,7 +288,9 @@ def install_node(environment: Environment) -> None:
     """
     npm = shutil.which("npm", path=environment.env()["PATH"])
     if not npm:
-        raise SetupError("npm is neither in the environment nor on PATH; run make clean and make setup")
+        raise SetupError(
+            "npm is neither in the environment nor on PATH; run make clean and make setup"
+        )
     call("installing Node and pi", [npm, "ci", "--ignore-scripts"], environment.env(), NODE_DIR)
     modules = NODE_DIR / "node_modules"
     (modules / "node").symlink_to(NODE_PACKAGES[platform.machine()])
@@ -328,14 +342,23 @@ def timed(what, step, *arguments) -> None:  # type: ignore[no-untyped-def]
     print(f" {time.monotonic() - start:.0f} s", flush=True)
 
 
+def wait_for_turn(guard: IO[str]) -> None:
+    """Hold the lock file; the kernel gives it back when this process ends, however it ends."""
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("set-up: another set-up is at work here; waiting for it …", flush=True)
+        fcntl.flock(guard, fcntl.LOCK_EX)
+
+
 def main() -> int:
     """Set up under a lock, so that two make targets started together wait for one another."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="the environment to fill")
-    environment = Environment(Path(os.path.abspath(str(parser.parse_args().venv))))
+    environment = Environment(Path.cwd() / parser.parse_args().venv)
     try:
         with LOCK.open() as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
+            wait_for_turn(guard)
             run(environment)
     except SetupError as error:
         print(f"set-up: {error}", file=sys.stderr)
