@@ -41,7 +41,7 @@ reproduce: setup  ## Recompute the shipped interval, without a model
 	$(PY) -m agentkit.reproduce $(RESULTS)
 
 corpus: setup  ## Record the seed trajectories again
-	$(PY) -m agentkit.record_corpus
+	$(PY) -m agentkit.record_corpus --out agentkit/data/seed_trajectories
 
 warm-start: setup  ## Train the warm-start adapter again
 	$(PY) -m agentkit.training.warm_start

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Callable
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements-cpu.lock"
@@ -330,7 +330,7 @@ def run(environment: Environment) -> None:
         timed("Node and pi", install_node, environment)
 
 
-def timed(what, step, *arguments) -> None:  # type: ignore[no-untyped-def]
+def timed(what: str, step: Callable[..., None], *arguments: Environment) -> None:
     """Run one step with a status line."""
     start = time.monotonic()
     print(f"set-up: {what} …", end="", flush=True)

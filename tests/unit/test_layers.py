@@ -14,29 +14,20 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "agentkit"
 
 # From the bottom to the top. A module or subpackage is named by its first part below agentkit.
-LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("words", frozenset({"types", "errors", "params", "seeds"})),
-    ("pure logic", frozenset({"rewards", "advantages", "statistics", "costs"})),
-    ("records", frozenset({"runs", "tasks"})),
-    ("sources", frozenset({"trajectories", "synthesis", "corpus"})),
-    ("boundaries", frozenset({"sandboxes", "harnesses", "serving", "safeagents"})),
+LAYERS: tuple[tuple[str, str], ...] = (
+    ("words", "types errors params seeds"),
+    ("pure logic", "rewards advantages statistics costs"),
+    ("records", "runs tasks"),
+    ("sources", "trajectories synthesis corpus"),
+    ("boundaries", "sandboxes harnesses serving safeagents"),
     (
         "work",
-        frozenset(
-            {
-                "sessions",
-                "training",
-                "evaluation",
-                "synthesise",
-                "ablation",
-                "warm_start",
-                "record_corpus",
-            }
-        ),
+        "sessions stack tour training evaluation analysis synthesise ablation warm_start "
+        "record_corpus",
     ),
-    ("faces", frozenset({"plots", "report", "reproduce"})),
+    ("faces", "plots report reproduce"),
 )
-PURE = LAYERS[1][1]
+PURE = LAYERS[1][1].split()
 PURE_MAY_IMPORT = {"numpy", "scipy", "agentkit"}
 HEAVY = ("torch", "vllm", "docker", "matplotlib", "transformers", "trl", "peft", "datasets")
 
@@ -46,7 +37,7 @@ def layer_of(name: str) -> int:
     if name == "":
         return 0
     for height, (_, names) in enumerate(LAYERS):
-        if name in names:
+        if name in names.split():
             return height
     raise LookupError(f"agentkit.{name} stands in no layer: place it in LAYERS of {__file__}")
 
