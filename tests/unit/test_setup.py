@@ -257,6 +257,14 @@ def test_npm_reason_is_one_line() -> None:
     assert module.remedy(output) == "a download was damaged: run make setup again"
 
 
+def test_debian_python_without_venv_names_the_package() -> None:
+    output = (
+        "The virtual environment was not created successfully because ensurepip is not\n"
+        "available.  On Debian/Ubuntu systems, you need to install the python3-venv\n"
+    )
+    assert load(ROOT).remedy(output) == "install the package python3.11-venv"
+
+
 def test_the_script_starts_under_an_older_python() -> None:
     ast.parse(SCRIPT.read_text(), feature_version=(3, 7))
 
