@@ -254,7 +254,7 @@ def _deltas(message: dict[str, Any]) -> list[dict[str, Any]]:
         head = {"name": function["name"], "arguments": ""}
         first: dict[str, Any] = {"index": index, "id": call["id"], "type": "function"}
         first["function"] = head
-        rest = {"index": index, "function": {"arguments": function["arguments"]}}
+        rest: dict[str, Any] = {"index": index, "function": {"arguments": function["arguments"]}}
         deltas += [{"tool_calls": [first]}, {"tool_calls": [rest]}]
     return deltas
 

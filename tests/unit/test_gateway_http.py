@@ -1,12 +1,9 @@
-"""The gateway over real sockets: what is recorded, and what is not, under every fault."""
+"""The gateway over real sockets: what it serves and what it records."""
 
 from __future__ import annotations
 
-import json
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,96 +14,24 @@ import pytest
 from agentkit.errors import GatewayError
 from agentkit.serving.gateway import Gateway, timings
 from agentkit.serving.scripted import (
-    Script,
     Scripted,
-    ScriptedEngine,
     answer_tokens,
-    prompt_tokens,
-    token_logprobs,
 )
-from agentkit.types import Policy, SessionLog
-from tests.scripted_engine import OK, always, fault, once, slow
-from tests.unit.test_gateway_wire import read_sse
+from agentkit.types import Policy
+from tests.gateway_house import (
+    POLICY,
+    TOOLS,
+    USER,
+    answer_of,
+    check_tokens,
+    houses,
+    play,
+    raw_request,
+    read_sse,
+)
+from tests.scripted_engine import OK, always, slow
 
-TOOLS = [{"type": "function", "function": {"name": n}} for n in ("bash", "write")]
-USER = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-POLICY = Policy("base", max_tokens=50, max_turns=4, seed=3)
-
-
-class House:
-    """A scripted engine and a gateway before it."""
-
-    def __init__(self, script: Script, **settings: Any) -> None:
-        self.engine = ScriptedEngine(script).start()
-        self.gateway = Gateway(self.engine.url, **settings).start()
-
-    def stop(self) -> None:
-        self.gateway.stop()
-        self.engine.stop()
-
-    def post(self, key: str, stream: bool = False, **more: Any) -> httpx.Response:
-        body = {"model": "m", "messages": USER, "tools": TOOLS, "stream": stream, **more}
-        return httpx.post(self.path(key), json=body, timeout=30)
-
-    def path(self, key: str) -> str:
-        return f"{self.gateway.base_url(key)}/chat/completions"
-
-
-@pytest.fixture
-def house() -> Iterator[Callable[..., House]]:
-    houses: list[House] = []
-
-    def build(script: Script, **settings: Any) -> House:
-        houses.append(House(script, **settings))
-        return houses[-1]
-
-    yield build
-    for h in houses:
-        h.stop()
-
-
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.005)
-    return condition()
-
-
-def answer_of(response: httpx.Response, stream: bool) -> tuple[dict[str, Any], str | None]:
-    if stream:
-        message, finish, _ = read_sse(response.content)
-        return message, finish
-    choice = response.json()["choices"][0]
-    return choice["message"], choice["finish_reason"]
-
-
-def play(h: House, key: str, stream: bool, turns: int = 9, ask: str = "u") -> list[dict[str, Any]]:
-    """A harness: asks, runs the calls, and ends at plain text. Returns the whole conversation."""
-    messages: list[dict[str, Any]] = [USER[0], {"role": "user", "content": ask}]
-    with httpx.Client(timeout=60) as client:
-        for _ in range(turns):
-            body = {"model": "m", "messages": messages, "tools": TOOLS, "stream": stream}
-            response = client.post(h.path(key), json=body)
-            assert response.status_code == 200, response.text
-            message, finish = answer_of(response, stream)
-            messages = [*messages, message]
-            if finish != "tool_calls":
-                break
-            for call in message["tool_calls"]:
-                tool = {"role": "tool", "tool_call_id": call["id"], "content": "ok"}
-                messages = [*messages, tool]
-    return messages
-
-
-def check_tokens(log: SessionLog, requests: list[dict[str, Any]]) -> None:
-    """Every turn holds the very tokens and logprobs of the engine, recomputed here."""
-    for turn, sent in zip(log.turns, requests, strict=True):
-        assert turn.prompt_token_ids == prompt_tokens(sent)
-        assert turn.token_ids == answer_tokens(turn.message)
-        assert turn.logprobs == token_logprobs(sent["seed"], turn.token_ids)
-        assert sent["model"] == turn.model and sent["logprobs"] is sent["return_token_ids"] is True
+house = pytest.fixture(houses, name="house")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -155,70 +80,6 @@ def test_budget_is_hard_and_its_notice_is_no_turn(house: Any) -> None:
     assert [e["type"] for e in log.events] == ["budget"] * 3
 
 
-BAD_ENGINE = ["404", "429", "500", "cut", "refuse", "malformed", "empty_200", "no_token_ids",
-              "short_logprobs", "nan_logprob", "wrong_model", "wrong_usage", "two_choices",
-              "aborted"]  # fmt: skip
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", BAD_ENGINE)
-def test_engine_fault_is_told_logged_and_no_turn(house: Any, name: str, stream: bool) -> None:
-    h = house(once(name, OK))
-    key = h.gateway.open(POLICY)
-    response = h.post(key, stream)
-    assert response.status_code == {"404": 404, "429": 429}.get(name, 502)
-    assert response.json()["error"]["message"]
-    log = h.gateway.peek(key)
-    assert log.turns == [] and [e["type"] for e in log.events] == ["engine_error"]
-    assert log.events[0]["reason"] and log.events[0]["status"] == response.status_code
-    assert h.post(key, stream).status_code == 200  # the harness tries again
-    log = h.gateway.close(key)
-    assert len(log.turns) == 1 and len(log.events) == 1
-    first, second = h.engine.requests
-    assert first == second  # the same turn: same seed, same sampling
-    check_tokens(log, [second])
-
-
-def test_engine_400_is_passed_on_with_its_words(house: Any) -> None:
-    h = house(fault("400"))
-    key = h.gateway.open(POLICY)
-    response = h.post(key, stream=True)
-    assert response.status_code == 400
-    assert response.json()["error"]["message"] == "scripted 400"
-    log = h.gateway.close(key)
-    assert [e["type"] for e in log.events] == ["bad_request"] and log.turns == []
-
-
-def test_context_overflow_is_told_apart(house: Any) -> None:
-    h = house(fault("overflow"))
-    key = h.gateway.open(POLICY)
-    assert "maximum context length" in h.post(key).json()["error"]["message"]
-    log = h.gateway.close(key)
-    assert log.has("context_overflow") and log.has("bad_request") and not log.has("engine_error")
-
-
-def test_no_engine_at_all() -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    with Gateway(f"http://127.0.0.1:{port}/v1") as gateway:
-        key = gateway.open(POLICY)
-        url = f"{gateway.base_url(key)}/chat/completions"
-        assert httpx.post(url, json={"messages": USER}).status_code == 502
-        assert gateway.close(key).events[0]["type"] == "engine_error"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_hanging_engine_is_given_up(house: Any, stream: bool) -> None:
-    h = house(fault("hang"), engine_timeout_s=0.5)
-    key = h.gateway.open(POLICY)
-    response = h.post(key, stream)
-    assert response.status_code == 504
-    log = h.gateway.close(key)
-    assert log.turns == [] and "within 0.5 s" in log.events[0]["reason"]
-    assert until(lambda: h.engine.aborted == 1)
-
-
 def test_heartbeats_while_the_engine_works(house: Any) -> None:
     h = house(slow(0.6), heartbeat_s=0.1)
     key = h.gateway.open(POLICY)
@@ -228,107 +89,6 @@ def test_heartbeats_while_the_engine_works(house: Any) -> None:
     assert read_sse(b"data: " + answer.encode())[0]["content"] == "late"
     assert h.post(key, stream=False).json()["choices"][0]["message"]["content"] == "late"
     assert len(h.gateway.close(key).turns) == 2
-
-
-def test_error_after_a_heartbeat_is_an_event_and_never_a_whole_answer(house: Any) -> None:
-    h = house(fault("hang"), heartbeat_s=0.1, engine_timeout_s=0.35)
-    key = h.gateway.open(POLICY)
-    response = h.post(key, stream=True)
-    assert response.status_code == 200 and "[DONE]" not in response.text
-    event = response.text.split("data: ", 1)[1]
-    assert json.loads(event)["error"]["code"] == 504
-    log = h.gateway.close(key)
-    assert log.turns == [] and log.has("engine_error")
-
-
-def raw_request(h: House, key: str, stream: bool, body: dict[str, Any] | None = None) -> Any:
-    sent = json.dumps(body or {"messages": USER, "tools": TOOLS, "stream": stream}).encode()
-    head = f"POST /s/{key}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}"
-    s = socket.create_connection(("127.0.0.1", int(h.gateway.url.rsplit(":", 1)[1])))
-    s.sendall(f"{head}\r\n\r\n".encode() + sent)
-    return s
-
-
-@pytest.mark.parametrize("beat", [5.0, 0.05])
-@pytest.mark.parametrize("stream", [False, True])
-def test_harness_that_hangs_up_while_the_engine_works(
-    house: Any, stream: bool, beat: float
-) -> None:
-    h = house(once("hang", OK), heartbeat_s=beat)
-    key = h.gateway.open(POLICY)
-    s = raw_request(h, key, stream)
-    assert until(lambda: len(h.engine.requests) == 1)
-    time.sleep(0.15)
-    s.close()
-    assert until(lambda: h.engine.aborted == 1), "the engine must be told to stop"
-    assert until(lambda: h.gateway.peek(key).has("client_gone"))
-    assert h.post(key, stream).status_code == 200
-    log = h.gateway.close(key)
-    assert len(log.turns) == 1 and [e["type"] for e in log.events] == ["client_gone"]
-    assert h.engine.requests[0] == h.engine.requests[1]
-
-
-BIG = Scripted("words", reasoning="x" * (24 << 20))
-"""More than the socket buffers hold: it is not delivered before somebody reads it."""
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_harness_that_hangs_up_in_mid_answer(house: Any, stream: bool) -> None:
-    h = house(always(BIG), engine_timeout_s=60)
-    key = h.gateway.open(POLICY)
-    s = raw_request(h, key, stream)
-    assert b"200 OK" in s.recv(1000)  # the answer is on its way
-    assert h.gateway.peek(key).turns == []
-    s.close()
-    assert until(lambda: h.gateway.peek(key).has("client_gone"))
-    assert h.gateway.close(key).turns == []
-
-
-def test_harness_that_never_reads_counts_as_gone(house: Any) -> None:
-    h = house(always(BIG), write_timeout_s=0.5, engine_timeout_s=60)
-    key = h.gateway.open(POLICY)
-    s = raw_request(h, key, stream=True)
-    assert until(lambda: h.gateway.peek(key).has("client_gone"), 20)
-    log = h.gateway.close(key)
-    assert log.turns == [] and "not read within" in log.events[0]["reason"]
-    s.close()
-
-
-def test_slow_reader_gets_all_and_is_recorded_at_the_end(house: Any) -> None:
-    h = house(always(BIG), engine_timeout_s=60)
-    key = h.gateway.open(POLICY)
-    body = {"messages": USER, "stream": False}
-    with httpx.stream("POST", h.path(key), json=body, timeout=30) as response:
-        total = 0
-        for i, chunk in enumerate(response.iter_bytes(1 << 20)):
-            total += len(chunk)
-            if i == 3:
-                assert h.gateway.peek(key).turns == []
-    assert total > 24 << 20 and len(h.gateway.close(key).turns) == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_closing_a_session_cancels_its_request(house: Any, stream: bool) -> None:
-    h = house(fault("hang"), heartbeat_s=0.05)
-    key = h.gateway.open(POLICY)
-    gone: list[str] = []
-
-    def ask() -> None:
-        try:
-            h.post(key, stream)
-        except httpx.HTTPError as error:
-            gone.append(type(error).__name__)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    assert until(lambda: len(h.engine.requests) == 1)
-    log = h.gateway.close(key)
-    thread.join(5)
-    assert gone and log.turns == [] and log.events == []
-    assert until(lambda: h.engine.aborted == 1)
-    assert h.post(key).status_code == 404
-    with pytest.raises(GatewayError, match="unknown session"):
-        h.gateway.close(key)
 
 
 def test_stop_ends_sessions_and_keeps_their_logs(house: Any) -> None:
@@ -341,33 +101,6 @@ def test_stop_ends_sessions_and_keeps_their_logs(house: Any) -> None:
     assert time.monotonic() - started < 3
     assert len(h.gateway.close(key).turns) >= 1
     s.close()
-
-
-def test_bad_requests(house: Any) -> None:
-    h = house(OK)
-    key = h.gateway.open(POLICY)
-    for data in (b"{", b"[]", b'{"messages": []}'):
-        response = httpx.post(h.path(key), content=data)
-        assert response.status_code == 400 and response.json()["error"]["code"] == 400
-    log = h.gateway.close(key)
-    assert [e["type"] for e in log.events] == ["bad_request"] * 3
-    assert log.turns == [] and h.engine.requests == [] and log.first_request is None
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-def test_body_over_the_limit_is_refused(house: Any, chunked: bool) -> None:
-    h = house(OK)
-    key = h.gateway.open(POLICY)
-    data = b" " * ((32 << 20) + 1)
-    parts = (data[i : i + (1 << 20)] for i in range(0, len(data), 1 << 20))
-    try:
-        response = httpx.post(h.path(key), content=parts if chunked else data, timeout=30)
-        assert response.status_code == 413 and response.json()["error"]["code"] == 413
-    except httpx.WriteError:
-        pass  # the gateway may close before it has read everything
-    assert h.post(key).status_code == 200
-    log = h.gateway.close(key)
-    assert [e["type"] for e in log.events] == ["bad_request"] and len(log.turns) == 1
 
 
 def test_unknown_keys_and_paths_get_json_404(house: Any) -> None:

@@ -27,6 +27,7 @@ from agentkit.serving.scripted import (
     token_logprobs,
 )
 from agentkit.types import Policy
+from tests.gateway_house import read_sse
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
 POLICY = Policy("warm@3", temperature=0.7, top_p=0.9, max_tokens=99, max_turns=4, seed=11)
@@ -151,35 +152,6 @@ def test_statuses_of_the_engine() -> None:
         refusal = engine_refusal(status, b"plain words")
         assert (refusal.event, refusal.status) == ("engine_error", told)
         assert "plain words" in refusal.reason and str(status) in refusal.reason
-
-
-def read_sse(data: bytes) -> tuple[dict[str, Any], str | None, dict[str, Any] | None]:
-    """Put a stream together as a harness does: message, finish reason, usage."""
-    message: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
-    finish, usage = None, None
-    events = [e for e in data.decode().split("\n\n") if e]
-    assert events[-1] == "data: [DONE]"
-    for event in events[:-1]:
-        chunk = json.loads(event.removeprefix("data: "))
-        usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            finish = choice["finish_reason"] or finish
-            for key, value in choice["delta"].items():
-                if key != "tool_calls":
-                    message[key] = message.get(key, "") + value
-            for call in choice["delta"].get("tool_calls", []):
-                at = calls.setdefault(call["index"], {"arguments": ""})
-                at.update({k: call[k] for k in ("id", "type") if k in call})
-                at.update({k: v for k, v in call["function"].items() if k == "name"})
-                at["arguments"] += call["function"]["arguments"]
-    if calls:
-        message["tool_calls"] = [
-            {"id": c["id"], "type": c["type"],
-             "function": {"name": c["name"], "arguments": c["arguments"]}}
-            for c in calls.values()
-        ]  # fmt: skip
-    return message, finish, usage
 
 
 @pytest.mark.parametrize("calls", [0, 1, 3])
