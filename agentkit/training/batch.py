@@ -94,6 +94,7 @@ def select_rows(
         "zero_advantage_sessions": zero_advantage,
         "sessions_in_loss": sessions_in_loss,
         "rows_in_loss": len(rows),
+        "loss_tokens": sum(x.row.sampled for x in rows),
     }
     return Selection(rows, counts)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 with warnings.catch_warnings():
     # TRL warns that its own vLLM client does not know this vLLM; that client is not used here.
@@ -186,6 +186,7 @@ class SessionGRPOTrainer(GRPOTrainer):
             processing_class=tokenizer,
             callbacks=[_SkipEmptyStep(self), *(callbacks or [])],
         )
+        self.remove_callback(PrinterCallback)
         self._collect = collect
         self._scale_by_std, self._max_row_tokens = scale_by_std, max_row_tokens
         self._share_prefixes = share_prefixes and shares_prefixes(self.model)
