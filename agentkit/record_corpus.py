@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from agentkit.corpus.archive import pack
 from agentkit.corpus.generate import generate
@@ -79,21 +80,22 @@ def record_session(
 def record(
     scenarios: Sequence[Scenario], seed: int, *,
     harness: Harness, backend: SandboxBackend, concurrency: int = 4,
+    only: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, bytes]]:  # fmt: skip
-    """Record all scenarios, ``concurrency`` at once; yields (index, session file) in order."""
+    """Record all scenarios (or those at the places ``only``), ``concurrency`` at once.
+
+    Yields (place, session file) in the order asked for.
+    """
+    places = range(len(scenarios)) if only is None else only
     engine = ScriptedEngine(script(scenarios, lambda text, calls: Scripted(text, calls)))
     with engine, Gateway(engine.url) as gateway, ThreadPoolExecutor(concurrency) as pool:
-        jobs = [
-            pool.submit(
-                record_session, s, i, seed, harness=harness, backend=backend, gateway=gateway
-            )
-            for i, s in enumerate(scenarios)
-        ]
+        parts: dict[str, Any] = {"harness": harness, "backend": backend, "gateway": gateway}
+        jobs = {i: pool.submit(record_session, scenarios[i], i, seed, **parts) for i in places}
         try:
-            for index, job in enumerate(jobs):
+            for index, job in jobs.items():
                 yield index, job.result()
         finally:
-            for job in jobs:
+            for job in jobs.values():
                 job.cancel()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentkit.types import Files, Kind
@@ -53,7 +53,6 @@ class Scenario:
     final: str = "Done."
     expected: str | None = None
     refusal: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
         """Wish, files and calls as one text, for comparing scenarios."""
