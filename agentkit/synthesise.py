@@ -22,6 +22,7 @@ from agentkit.errors import SandboxError, TaskError, TraceError
 from agentkit.params import SynthesiseParams
 from agentkit.runs import Run, append_jsonl, read_jsonl, write_atomic
 from agentkit.sandboxes.base import Limits, SandboxBackend
+from agentkit.sessions import validate
 from agentkit.synthesis.builder import BuildSettings, NotBuilt, build_task
 from agentkit.synthesis.executor import Executor
 from agentkit.synthesis.gates import run_gates
@@ -31,7 +32,6 @@ from agentkit.synthesis.units import NoUnit, find_unit
 from agentkit.tasks import read_task, write_task
 from agentkit.trajectories import Refusal, read_trajectories
 from agentkit.types import KINDS, Files, Task, Trajectory
-from agentkit.validation import validate
 
 SEED_LICENCE = "Apache-2.0"
 Progress = Callable[[int, int], None]

@@ -142,6 +142,8 @@ def protected_files(unit: Unit) -> Files:
     than the reference did. Check files that the trace wrote itself come with the hidden tests.
     """
     initial, final = unit.replay.initial, unit.replay.final
+    if unit.kind == "qa":  # the answer is computed from the workspace as it was
+        return {path: data for path, data in initial.items() if path != unit.answer_path}
     kept = {
         path: data
         for path, data in initial.items()
@@ -182,6 +184,20 @@ def candidate_checks(unit: Unit, kept: Files, rng: random.Random) -> list[Check]
                 "optional": True,
             }
         )
+    if unit.kind == "repair":
+        initial, final = unit.replay.initial, unit.replay.final
+        scripts = [p for p in unit.changed if p in initial and heldout.is_code(p)]
+        words = {p: heldout.vary_literals(initial[p], final[p], rng) for p in scripts}
+        if any(words.values()):
+            checks.append(
+                {
+                    "type": "run",
+                    "command": unit.checks[0],
+                    "restore": restore,
+                    "substitute": {p: w for p, w in words.items() if w},
+                    "optional": True,
+                }
+            )
     return checks + _call_checks(unit, restore, rng)
 
 

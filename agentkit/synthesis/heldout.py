@@ -12,6 +12,7 @@ import ast
 import random
 import re
 import string
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -174,6 +175,20 @@ def vary_data(files: Files, paths: Iterable[str], rng: random.Random) -> dict[st
         if new != text:
             changed[path] = new
     return changed
+
+
+def vary_literals(before: bytes, after: bytes, rng: random.Random) -> dict[str, str]:
+    """Numbers and quoted words that a repair left alone -> others of their kind.
+
+    A repaired program still computes from its own literals: with these exchanged in its source, an
+    honest repair gives what the reference gives, and one that prints the seen result does not.
+    """
+    literal = re.compile(r"(?<![\w.])\d+(?![\w.])|(?<=['\"])[A-Za-z]{3,}(?=['\" ])")
+    texts = (before.decode(errors="replace"), after.decode(errors="replace"))
+    counts = [Counter(literal.findall(t)) for t in texts]
+    same = sorted(w for w in counts[0] if counts[0][w] == counts[1][w])
+    words = {w: str(_vary_int(int(w), rng)) if w.isdigit() else vary_text(w, rng) for w in same}
+    return {w: new for w, new in words.items() if new != w}
 
 
 def vary_arguments(command: str, files: Files, rng: random.Random) -> str | None:

@@ -162,7 +162,7 @@ def shown(simples: list[Simple], output: str) -> list[tuple[str, Window]]:
 
 def _literal(simple: Simple) -> str | None:
     """Output of an ``echo`` of plain words, or of a command that prints nothing."""
-    if simple.words[:1] == ["echo"] and not any(w.startswith("-") for w in simple.words[1:2]):
+    if simple.words[:1] == ["echo"] and not re.match(r"-[neE]+\Z", (simple.words + [""])[1]):
         return " ".join(simple.words[1:]) + "\n"
     return "" if simple.words[:1] in (["true"], ["cd"]) else None
 

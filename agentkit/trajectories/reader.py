@@ -154,7 +154,8 @@ def _document(
         value = json.loads(whole)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}:{first[0]}", "torn or not JSON", "JSON or JSON lines") from error
-    if isinstance(value, list):  # a bare list of chat messages is one session
+    if isinstance(value, list) and any(isinstance(m, dict) and "role" in m for m in value):
+        # A bare list of chat messages is one session.
         value = {"messages": value}
     if not isinstance(value, dict):
         raise TraceError(f"{where}:1", f"a JSON {type(value).__name__}", "a session")

@@ -5,8 +5,6 @@ Standard input: {"actions": [...], "timeout_s": s}. Standard output: {"steps": [
 """
 
 # os.path is loaded anyway, pathlib is not, and this starts often.
-# ruff: noqa: PTH100, PTH101, PTH103, PTH106, PTH108, PTH109, PTH113, PTH114, PTH118, PTH119
-# ruff: noqa: PTH120, PTH122, PTH123
 from __future__ import annotations
 
 import base64
