@@ -189,9 +189,10 @@ def headline_of(cell: Cell) -> str:
     broken = c.pairs - quantity.n
     line = (
         f"{cell.name} against {c.base_arm}: {base:.1f}% → {other:.1f}% pass@1, "
-        f"{points:+.1f} points, {100 * c.level:.0f}% interval {low:+.1f} to {high:+.1f} ({verdict}; paired bootstrap of "
-        f"{c.sources} sources, {c.tasks} tasks). {table.gained} gained, {table.lost} lost, exact "
-        f"McNemar p = {c.missing.mcnemar_exact:.2g}; {broken} pairs with a broken session."
+        f"{points:+.1f} points, {100 * c.level:.0f}% interval {low:+.1f} to {high:+.1f} "
+        f"({verdict}; paired bootstrap of {c.sources} sources, {c.tasks} tasks). "
+        f"{table.gained} gained, {table.lost} lost, exact McNemar "
+        f"p = {c.missing.mcnemar_exact:.2g}; {broken} pairs with a broken session."
     )
     return line.replace(" -", " −")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkit.errors import EngineError, RunError
+from agentkit.errors import RunError
 from agentkit.evaluation.plan import (
     Execute,
     Finished,
@@ -28,45 +30,58 @@ def run_plan(
     ledger: SessionLedger,
     execute: Execute,
     *,
-    engine_alive: Callable[[], bool] = lambda: True,
+    check_engine: Callable[[], None] = lambda: None,
     label: str = "sessions",
 ) -> list[dict[str, Any]]:
     """Run what is pending until every planned session has its final record.
 
-    Sessions that failed because the engine died are not counted as tries: the stage stops, and
-    goes on where it stopped when it is run again.
+    ``check_engine`` raises where the engine is gone. Sessions that failed because of that are not
+    counted as tries: the stage stops, and goes on where it stopped when it is run again.
 
     Raises:
         EngineError: the engine is gone.
+        RunError: no space left; the records that are there are whole.
     """
     from tqdm.auto import tqdm
 
+    rates = _Rates()
     with tqdm(
-        total=len(ledger.plan), initial=len(ledger.final), desc=label, unit="session", smoothing=0.1
+        total=len(ledger.plan),
+        initial=len(ledger.final),
+        desc=label,
+        unit="session",
+        smoothing=0.1,
+        mininterval=0.5,
     ) as bar:
         while pending := ledger.pending():
             for finished in execute(pending):
-                if finished.record.status == "engine_error" and not engine_alive():
-                    raise EngineError(
-                        "engine",
-                        f"it died after {len(ledger.final)} of {len(ledger.plan)} sessions",
-                        "a living engine",
-                        "run the stage again: finished sessions are kept",
-                    )
-                bar.update(int(ledger.add(finished)))
-                bar.set_postfix_str(_postfix(ledger))
+                if finished.record.status == "engine_error":
+                    check_engine()
+                final = ledger.add(finished)
+                rates.add(finished.record if final else None)
+                bar.set_postfix_str(str(rates), refresh=False)
+                bar.update(int(final))
     return ledger.records()
 
 
-def _postfix(ledger: SessionLedger) -> str:
-    """Pass rate by arm so far, and what broke."""
-    solved: dict[str, list[int]] = {}
-    for (_, arm, _), record in ledger.final.items():
-        if record["correct"] is not None:
-            solved.setdefault(arm, []).append(int(record["correct"]))
-    parts = [f"{arm} {100 * sum(x) / len(x):.0f}%" for arm, x in sorted(solved.items())]
-    broken = sum(ledger.tries.values())
-    return " ".join([*parts, *([f"{broken} broken tries"] if broken else [])])
+@dataclass
+class _Rates:
+    """Pass rate by arm since the start of this process, and broken tries, for the bar."""
+
+    solved: dict[str, list[int]] = field(default_factory=dict)
+    broken: int = 0
+
+    def add(self, record: SessionRecord | None) -> None:
+        if record is None or record.correct is None:
+            self.broken += 1
+            return
+        counts = self.solved.setdefault(record.arm, [0, 0])
+        counts[0] += int(record.correct)
+        counts[1] += 1
+
+    def __str__(self) -> str:
+        parts = [f"{arm} {100 * k / n:.0f}%" for arm, (k, n) in sorted(self.solved.items())]
+        return " ".join([*parts, *([f"{self.broken} broken"] if self.broken else [])])
 
 
 def evaluate(
@@ -116,7 +131,7 @@ def evaluate_arms(
             run_plan(
                 ledger,
                 stack_executor(stack, served, adapters),
-                engine_alive=stack.engine.alive,
+                check_engine=stack.engine.check,
                 label=params.stage,
             )
     records = ledger.records()
@@ -158,9 +173,12 @@ def _serve(
 ) -> dict[str, str]:
     """Publish the arms' adapters; returns arm -> served name. ``cleanup`` takes them back."""
     from agentkit.serving.adapters import AdapterStore
+    from agentkit.serving.agreement import check_agreement
     from agentkit.serving.engine import BASE
 
-    store = AdapterStore(stack.engine.url, run.path("served"), f"{run.params.stage}-")
+    # The random part: an engine that is attached to may still know the names of a killed run.
+    prefix = f"{run.params.stage}-{uuid.uuid4().hex[:6]}-"
+    store = AdapterStore(stack.engine.url, run.path("served"), prefix)
     served = {}
     for version, (arm, folder) in enumerate(adapters.items()):
         if folder is None:
@@ -169,6 +187,11 @@ def _serve(
         served[arm] = store.publish(folder, version)
         cleanup.callback(store.retire, served[arm])
         run.log(f"arm {arm}: {folder.name} served as {served[arm]}")
+    folders = {served[arm]: folder for arm, folder in adapters.items()}
+    report = check_agreement(
+        stack.engine.url, stack.model_path, folders, stack.params.agreement_tolerance
+    )
+    run.update_manifest(agreement=report)
     return served
 
 

@@ -79,7 +79,8 @@ def plan_line(params: EvaluateParams, tasks: Sequence[Task]) -> str:
     sources = len({task.source_id for task in tasks})
     return (
         f"{total:,} sessions: {len(tasks)} held-out tasks from {sources} sources × "
-        f"{len(arms)} arms ({', '.join(arms)}) × {params.attempts} attempts, {params.concurrency} at a time"
+        f"{len(arms)} arms ({', '.join(arms)}) × {params.attempts} attempts, "
+        f"{params.concurrency} at a time"
     )
 
 

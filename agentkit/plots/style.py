@@ -24,7 +24,7 @@ from agentkit.runs import Run, write_atomic
 
 INK, SOFT, FAINT = "#222222", "#6b6b6b", "#d9d9d9"
 BLUE, ORANGE, GREEN, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"
-COLOURS = ("#9a9a9a", BLUE, ORANGE, GREEN, PINK, SKY)
+COLOURS = ("#b8b8b8", BLUE, ORANGE, GREEN, PINK, SKY)
 """By arm, in order: the baseline is grey."""
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++")
 MARKERS = ("o", "D", "s", "^", "v", "P")

@@ -4,7 +4,7 @@
 ``reconstruct_published`` rebuilds the write-up's interval from its printed digits.
 """
 
-from agentkit.statistics.bootstrap import ClusterBootstrap, Interval, bca_levels
+from agentkit.statistics.bootstrap import ClusterBootstrap, Draws, Interval, bca_levels
 from agentkit.statistics.comparison import Accuracy, Comparison, Quantity, compare
 from agentkit.statistics.design import (
     Equivalence,
@@ -45,6 +45,7 @@ __all__ = [
     "Arm",
     "ClusterBootstrap",
     "Comparison",
+    "Draws",
     "Equivalence",
     "Interval",
     "PairTable",

@@ -49,6 +49,41 @@ class Interval:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Column totals: observed (k,), of every resample (B, k), with one cluster left out (C, k)."""
+
+    total: Array
+    drawn: Array
+    left_out: Array
+
+    def part(self, start: int, stop: int) -> Draws:
+        """The columns ``start`` to ``stop``; statistics number theirs from 0."""
+        return Draws(
+            self.total[start:stop], self.drawn[:, start:stop], self.left_out[:, start:stop]
+        )
+
+    def interval(self, statistic: Statistic, level: float = 0.95) -> Interval:
+        """Estimate ``statistic`` of the column totals, with both kinds of limits.
+
+        Args:
+            statistic: function of totals ``(..., k)``.
+            level: confidence level in (0, 1).
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            observed = float(statistic(self.total))
+            if not np.isfinite(observed):
+                return Interval(None, None, None, None, None, level)
+            left_out = np.asarray(statistic(self.left_out), dtype=float)
+        return _interval(observed, self.values(statistic), left_out, level)
+
+    def values(self, statistic: Statistic) -> Array:
+        """Resampled values of ``statistic``, at most (B,); undefined resamples are left out."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = np.asarray(statistic(self.drawn), dtype=float)
+        return values[np.isfinite(values)]
+
+
 class ClusterBootstrap:
     """Resamples clusters with replacement, each as a whole.
 
@@ -83,52 +118,28 @@ class ClusterBootstrap:
         np.add.at(sums, self.index, columns)
         return sums
 
-    def resample(self, sums: Array) -> Array:
-        """Column totals of every resample, ``(B, k)``."""
+    def draw(self, columns: Array) -> Draws:
+        """Totals of all columns at once: statistics of the same resamples share one product.
+
+        Args:
+            columns: rows in the order of ``clusters``, shape (n, k), finite.
+        """
+        sums = self.cluster_sums(np.asarray(columns, dtype=float))
         step = max(1, BLOCK // self.size)
         blocks = [
             self.weights[start : start + step].astype(float) @ sums
             for start in range(0, self.resamples, step)
         ]
-        return np.concatenate(blocks)
+        total = sums.sum(axis=0)
+        return Draws(total, np.concatenate(blocks), total - sums)
 
     def interval(self, columns: Array, statistic: Statistic, level: float = 0.95) -> Interval:
-        """Estimate ``statistic`` of the column totals, with both kinds of limits.
-
-        Args:
-            columns: rows in the order of ``clusters``, shape (n, k), finite.
-            statistic: function of totals ``(..., k)``.
-            level: confidence level in (0, 1).
-        """
-        return self.intervals(columns, [statistic], level)[0]
-
-    def intervals(
-        self, columns: Array, statistics: Sequence[Statistic], level: float = 0.95
-    ) -> list[Interval]:
-        """Intervals of several statistics of the same columns; they share the resamples."""
-        sums = self.cluster_sums(np.asarray(columns, dtype=float))
-        total, drawn = sums.sum(axis=0), self.resample(sums)
-        out = []
-        with np.errstate(divide="ignore", invalid="ignore"):
-            for statistic in statistics:
-                observed = float(statistic(total))
-                if not np.isfinite(observed):
-                    out.append(Interval(None, None, None, None, None, level))
-                    continue
-                values = np.asarray(statistic(drawn), dtype=float)
-                left_out = np.asarray(statistic(total - sums), dtype=float)
-                out.append(_interval(observed, values, left_out, level))
-        return out
-
-    def values(self, columns: Array, statistic: Statistic) -> Array:
-        """Resampled values of one statistic, shape (B,); undefined resamples are left out."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = statistic(self.resample(self.cluster_sums(np.asarray(columns, dtype=float))))
-        return drawn[np.isfinite(drawn)]
+        """``draw(columns).interval(statistic, level)``, for a single statistic."""
+        return self.draw(columns).interval(statistic, level)
 
 
 def _interval(observed: float, values: Array, left_out: Array, level: float) -> Interval:
-    values = np.round(values[np.isfinite(values)], DECIMALS)
+    values = np.round(values, DECIMALS)
     if len(values) == 0:
         return Interval(observed, None, None, None, None, level)
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])

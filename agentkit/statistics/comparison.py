@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentkit.statistics.bootstrap import ClusterBootstrap, Interval
+from agentkit.statistics.bootstrap import ClusterBootstrap, Draws, Interval
 from agentkit.statistics.design import (
     Equivalence,
     equivalence,
@@ -110,17 +110,15 @@ def compare(
     if not usable.any():
         raise ValueError("every pair has a broken session: nothing can be compared")
     boot = ClusterBootstrap(table.source_id, rng, resamples)
-    everything = np.ones(len(table), dtype=bool)
     flips = int(rng.integers(1 << 31))
-    missing = _accuracy(table, boot, "missing", usable, flips, level)
-    failures = _accuracy(table, boot, "failures", everything, flips, level)
-    both = usable & table.base.correct & table.other.correct
-    correct = (table.base.correct.astype(float), table.other.correct.astype(float))
-    calls = (table.base.columns["calls"], table.other.columns["calls"])
-    rewards = (table.base.columns["reward"], table.other.columns["reward"])
-    weights = table.task_weights(usable)
-    drawn = boot.values(_columns(weights, *correct), _difference)
+    views = _views(table, usable)
+    draws = boot.draw(np.concatenate([_columns(*view) for view in views.values()], axis=1))
+    quantities = _quantities(draws, views, level)
+    missing = _accuracy(table, boot, "missing", usable, quantities["missing"], flips, level)
+    everything = np.ones(len(table), dtype=bool)
+    failures = _accuracy(table, boot, "failures", everything, quantities["failures"], flips, level)
     counts = missing.table
+    gaps = draws.part(*_place(views, "missing")).values(_difference)
     return Comparison(
         base_arm=table.base.name,
         other_arm=table.other.name,
@@ -132,16 +130,15 @@ def compare(
         other_status=table.other.status_counts(),
         missing=missing,
         failures=failures,
-        calls=_quantity(boot, _known(usable, *calls), *calls, level),
-        calls_both_solved=_quantity(boot, _known(both, *calls), *calls, level)
-        if both.any()
-        else None,
-        reward=_quantity(boot, _known(usable, *rewards), *rewards, level),
+        calls=quantities["calls"],
+        calls_both_solved=quantities.get("calls_both_solved"),
+        reward=quantities["reward"],
         by_kind={
-            str(kind): _quantity(boot, weights * (table.kind == kind), *correct, level)
-            for kind in np.unique(table.kind[usable])
+            name.removeprefix(KIND): quantity
+            for name, quantity in quantities.items()
+            if name.startswith(KIND)
         },
-        equivalence=equivalence(drawn, margin),
+        equivalence=equivalence(gaps, margin),
         pass_at_k=_pass_at_k(table, usable),
         discordance=counts.discordance,
         detectable=minimum_detectable_effect(counts.n, counts.discordance),
@@ -151,6 +148,46 @@ def compare(
         level=level,
         resamples=resamples,
     )
+
+
+KIND = "kind:"
+View = tuple[Array, Array, Array]
+"""(weight of each pair, base values, other values), each (pairs,)."""
+
+
+def _views(table: PairTable, usable: Array) -> dict[str, View]:
+    """Everything that gets a mean under both arms, by name."""
+    correct = (table.base.correct.astype(float), table.other.correct.astype(float))
+    calls = (table.base.columns["calls"], table.other.columns["calls"])
+    rewards = (table.base.columns["reward"], table.other.columns["reward"])
+    both = usable & table.base.correct & table.other.correct
+    weights = table.task_weights(usable)
+    views: dict[str, View] = {
+        "missing": (weights, *correct),
+        "failures": (table.task_weights(np.ones(len(table), dtype=bool)), *correct),
+        "calls": (_known(usable, *calls), *calls),
+        "reward": (_known(usable, *rewards), *rewards),
+    }
+    if both.any():
+        views["calls_both_solved"] = (_known(both, *calls), *calls)
+    for kind in np.unique(table.kind[usable]):
+        views[f"{KIND}{kind}"] = (weights * (table.kind == kind), *correct)
+    return views
+
+
+def _place(views: Mapping[str, View], name: str) -> tuple[int, int]:
+    """Where a view's three columns stand among all."""
+    index = list(views).index(name)
+    return 3 * index, 3 * index + 3
+
+
+def _quantities(draws: Draws, views: Mapping[str, View], level: float) -> dict[str, Quantity]:
+    out = {}
+    for name, (weights, _, _) in views.items():
+        part = draws.part(*_place(views, name))
+        intervals = [part.interval(statistic, level) for statistic in STATISTICS]
+        out[name] = Quantity(int((weights > 0).sum()), *intervals)
+    return out
 
 
 def _known(mask: Array, base: Array, other: Array) -> Array:
@@ -186,18 +223,12 @@ def _relative(totals: Array) -> Array:
 STATISTICS: tuple[Callable[[Array], Array], ...] = (_base_mean, _other_mean, _difference, _relative)
 
 
-def _quantity(
-    boot: ClusterBootstrap, weights: Array, base: Array, other: Array, level: float
-) -> Quantity:
-    intervals = boot.intervals(_columns(weights, base, other), STATISTICS, level)
-    return Quantity(int((weights > 0).sum()), *intervals)
-
-
 def _accuracy(
     table: PairTable,
     boot: ClusterBootstrap,
     broken_as: Broken,
     mask: Array,
+    quantity: Quantity,
     flips: int,
     level: float,
 ) -> Accuracy:
@@ -208,7 +239,7 @@ def _accuracy(
     gaps = boot.cluster_sums((weights * (other.astype(float) - base))[:, None])[:, 0]
     return Accuracy(
         broken_as=broken_as,
-        quantity=_quantity(boot, weights, base.astype(float), other.astype(float), level),
+        quantity=quantity,
         table=counts,
         mcnemar_exact=exact,
         mcnemar_mid=mid,

@@ -108,7 +108,7 @@ def test_bootstrap_agrees_with_full_enumeration_of_a_small_case() -> None:
     labels = np.repeat(["a", "b", "c", "d"], sizes.astype(int))
     rows = np.repeat(sums / sizes, sizes.astype(int))
     boot = ClusterBootstrap(labels, np.random.default_rng(0), 60_000)
-    drawn = boot.values(np.stack([np.ones(7), rows], axis=1), mean_difference)
+    drawn = boot.draw(np.stack([np.ones(7), rows], axis=1)).values(mean_difference)
     for value in np.unique(np.round(exact, 9)):
         share = np.mean(np.round(exact, 9) == value)
         assert np.mean(np.round(drawn, 9) == value) == pytest.approx(share, abs=0.01)
@@ -187,9 +187,9 @@ def test_compare_on_the_reconstructed_table_gives_the_published_digits() -> None
 
 def test_compare_ten_thousand_resamples_within_a_second_and_repeatable() -> None:
     table = pair_records(rows_of(98, 19, 5, 27), "base", "trained")
-    start = time.perf_counter()
+    start = time.process_time()
     first = compare(table, np.random.default_rng(4))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert first == compare(table, np.random.default_rng(4))
     assert first != compare(table, np.random.default_rng(5))
 
