@@ -7,7 +7,7 @@ seeds; then all adapters are evaluated as arms of one interleaved, paired plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,15 +97,26 @@ def ablate(
 def _train(
     params: AblateParams, run: Run, stack: Stack, coefficient: float, tasks: Sequence[Task]
 ) -> Path:
-    """Train one coefficient in its subfolder; returns the last adapter's folder."""
+    """Train one coefficient in its subfolder; returns the last adapter's folder.
+
+    The sessions of a stack take their reward coefficient from its settings, so that each
+    coefficient needs settings of its own.
+    """
+    from agentkit.stack import session_settings
     from agentkit.training.stage import train
 
-    run.log(f"coefficient {coefficient:g}")
     part = params.model_copy(update={"reward_coefficient": coefficient})
     with Run.open(part, subfolder=arm_of(coefficient)) as part_run:
-        summary = train(part, part_run, stack, tasks)
-        part_run.finish()
-    return Path(summary.adapter)
+        done = part_run.manifest.get("last_adapter")
+        if done is None or not part_run.path("adapters", done).is_dir():
+            run.log(f"training with coefficient {coefficient:g}")
+            part_stack = replace(stack, params=part, run=part_run, settings=session_settings(part))
+            done = Path(train(part, part_run, part_stack, tasks).adapter).name
+            part_run.finish(
+                outputs=[part_run.path("metrics.jsonl"), part_run.path("adapters", done)],
+                last_adapter=done,
+            )
+        return part_run.path("adapters", done)
 
 
 def ablation_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,41 +46,44 @@ def cell(rows: list[Any], primary: bool = True, model: str = "m") -> Any:
     return SimpleNamespace(model=model, harness="pi", comparison=comparison, primary=primary)
 
 
-def all_plots() -> dict[str, Plot]:
-    main = cell(records())
+def ablation() -> Any:
     interval = Interval(0.6, 0.5, 0.7, 0.5, 0.7)
     points = [
         SimpleNamespace(coefficient=c, n=20, accuracy=interval, calls=Interval(4, 3, 5, 3, 5))
         for c in (0.0, 0.1, 0.3)
     ]
-    metrics = [{"step": i, "reward": 0.5 + i / 50, "pass_rate": 0.5, "calls": 4} for i in range(9)]
-    tasks = {"train": {"repair": 3, "qa": 1}, "heldout": {"repair": 2, "build": 5}}
-    return {
-        "forest": plots.forest([main, cell(records(), False, "n")]),
-        "mosaic": plots.mosaic(main.comparison),
-        "calls": plots.calls_histogram(records()),
-        "curve": plots.training_curve(metrics),
-        "ablation": plots.ablation_scatter(SimpleNamespace(points=points)),
-        "tasks": plots.tasks_by_kind(SimpleNamespace(tasks=tasks)),
-    }
+    return SimpleNamespace(points=points)
 
 
-@pytest.mark.parametrize("name", list(all_plots()))
+METRICS = [{"step": i, "reward": 0.5 + i / 50, "pass_rate": 0.5, "calls": 4} for i in range(9)]
+TASKS = {"train": {"repair": 3, "qa": 1}, "heldout": {"repair": 2, "build": 5}}
+PLOTS: dict[str, Callable[[], Plot]] = {
+    "forest": lambda: plots.forest([cell(records()), cell(records(), False, "n")]),
+    "mosaic": lambda: plots.mosaic(cell(records()).comparison),
+    "calls": lambda: plots.calls_histogram(records()),
+    "curve": lambda: plots.training_curve(METRICS),
+    "ablation": lambda: plots.ablation_scatter(ablation()),
+    "tasks": lambda: plots.tasks_by_kind(SimpleNamespace(tasks=TASKS)),
+}
+
+
+@pytest.mark.parametrize("name", list(PLOTS))
 def test_files_are_whole_and_the_same_every_time(name: str, tmp_path: Path) -> None:
-    first = plots.write(all_plots()[name], tmp_path / "a", name)
-    second = plots.write(all_plots()[name], tmp_path / "b", name)
+    plot = PLOTS[name]()
+    first = plots.write(plot, tmp_path / "a", name)
+    second = plots.write(PLOTS[name](), tmp_path / "b", name)
     assert [p.suffix for p in first] == [".png", ".svg", ".pdf", ".csv"]
     heads = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
     for left, right in zip(first, second, strict=True):
         assert left.read_bytes() == right.read_bytes(), left.name
         assert left.read_bytes().startswith(heads.get(left.suffix, b""))
     rows = list(csv.DictReader(first[3].open()))
-    assert len(rows) == len(all_plots()[name].data) > 0
+    assert len(rows) == len(plot.data) > 0
 
 
-@pytest.mark.parametrize("name", list(all_plots()))
+@pytest.mark.parametrize("name", list(PLOTS))
 def test_every_figure_has_words_and_labels(name: str) -> None:
-    plot = all_plots()[name]
+    plot = PLOTS[name]()
     assert len(plot.alt) > 30
     bundle, meta = plot.figure._repr_mimebundle_()
     assert bundle["image/png"].startswith(b"\x89PNG")
