@@ -12,6 +12,7 @@ from agentkit.errors import ParamsError
 from agentkit.params import GrpoParams
 from agentkit.runs import Run, file_sha256, read_jsonl
 from agentkit.seeds import derive_seed
+from agentkit.serving.adapters import AdapterStore
 from agentkit.serving.models import model_name
 from agentkit.sessions import run_sessions
 from agentkit.stack import Stack, adapter_folder
@@ -84,7 +85,7 @@ def train(params: GrpoParams, run: Run, stack: Stack, tasks: Sequence[Task]) -> 
         },
         train_tasks=len(tasks),
     )
-    publisher = EnginePublisher(stack.engine.url, run.path("served"), params.harness, base_name)
+    publisher = EnginePublisher(_store(params, run, stack), base_name, params.train_dtype)
     done = len(read_jsonl(paths.metrics))
     with _Bar(params, done) as bar:
 
@@ -123,6 +124,18 @@ def train(params: GrpoParams, run: Run, stack: Stack, tasks: Sequence[Task]) -> 
             if loop.served is not None and stack.engine.alive():
                 publisher.retire(loop.served.name)
     return summarise(read_jsonl(paths.metrics), adapter)
+
+
+def _store(params: GrpoParams, run: Run, stack: Stack) -> AdapterStore:
+    return AdapterStore(
+        stack.engine.url,
+        run.path("served"),
+        params.harness,
+        model_path=stack.model_path,
+        max_loras=params.max_loras,
+        max_rank=params.max_lora_rank,
+        tolerance=params.agreement_tolerance,
+    )
 
 
 def _session_runner(

@@ -16,7 +16,6 @@ must hold of it.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -25,9 +24,9 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
-with warnings.catch_warnings():
-    # TRL warns that its own vLLM client does not know this vLLM; that client is not used here.
-    warnings.filterwarnings("ignore", message="TRL currently supports vLLM versions")
+from agentkit.training.trl_quiet import trl_import
+
+with trl_import():
     from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.errors import TrainingError
