@@ -1,17 +1,19 @@
 """Layer: boundaries. vLLM plugin (entry point group ``vllm.general_plugins``).
 
-vLLM calls ``register`` in each of its processes. It does two things, each only where it applies:
+vLLM calls ``register`` in each of its processes. It does three things, each only where it applies:
 
 * in a server that the kit started, every process asks the kernel to end with its parent;
 * on a CPU, LoRA is computed by ``cpu_lora_kernels.GroupedPunicaWrapper``, because vLLM 0.32's own
-  operators give base rows of a mixed batch the last slot's adapter and gather weights per token.
+  operators give base rows of a mixed batch the last slot's adapter and gather weights per token;
+* on a CPU, seeded requests with long prompts do not kill the server (``cpu_seeded_sampling``).
 
-``AGENTKIT_CPU_LORA=stock`` leaves vLLM's operators as they are, to measure against them.
+``AGENTKIT_CPU_FIXES=off`` leaves vLLM as it is, to measure against it.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 WRAPPER = "agentkit.serving.cpu_lora_kernels.GroupedPunicaWrapper"
 
@@ -24,11 +26,17 @@ def register() -> None:
         die_with_parent(os.getppid())
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu() or os.environ.get("AGENTKIT_CPU_LORA") == "stock":
+    if not current_platform.is_cpu() or os.environ.get("AGENTKIT_CPU_FIXES") == "off":
         return
+    _mend_lora(type(current_platform))
+    from agentkit.serving.cpu_seeded_sampling import mend
+
+    mend()
+
+
+def _mend_lora(platform: Any) -> None:
     from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
-    platform = type(current_platform)
     if platform.get_punica_wrapper() == WRAPPER:
         return
     platform.get_punica_wrapper = classmethod(lambda cls: WRAPPER)

@@ -143,6 +143,9 @@ def environment(settings: EngineSettings) -> dict[str, str]:
             # vLLM's own binding keeps a core for the API server, which is idle most of the time.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(threads),
+            # Harnesses and trainer share the cores: a waiting thread that spins takes the core
+            # that the thread it waits for needs.
+            "OMP_WAIT_POLICY": "PASSIVE",
         }
     return env
 
