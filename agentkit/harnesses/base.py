@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentkit.sandboxes.base import ExecResult, Mount, Sandbox
+from agentkit.sandboxes.base import ExecResult, Mount, Sandbox, SandboxBackend
 from agentkit.types import Files
 
 
@@ -57,6 +57,10 @@ class Harness(ABC):
     @abstractmethod
     def mounts(self) -> Sequence[Mount]:
         """Program files, bound read-only at fixed paths."""
+
+    def prepare(self, backend: SandboxBackend) -> None:  # noqa: B027 - optional for a harness
+        """Make what every later session profits from; called before each session, and quick when
+        all is there. Nothing by default."""
 
     @abstractmethod
     def home_files(self, base_url: str, settings: HarnessSettings) -> Files:

@@ -15,7 +15,8 @@ from typing import Any
 
 from agentkit.errors import HarnessError, SandboxError
 from agentkit.harnesses.base import Harness, HarnessSettings, Outcome
-from agentkit.sandboxes.base import HOME, ExecResult, Mount, Sandbox
+from agentkit.harnesses.compile_cache import TARGET, cache_folder, make_cache
+from agentkit.sandboxes.base import HOME, ExecResult, Mount, Sandbox, SandboxBackend
 from agentkit.types import Files
 
 MODEL = "policy"
@@ -58,7 +59,23 @@ class PiHarness(Harness):
 
     def mounts(self) -> Sequence[Mount]:
         folder = node_folder()
-        return [Mount(folder / "node", NODE), Mount(folder, PROGRAMS)]
+        mounts = [Mount(folder / "node", NODE), Mount(folder, PROGRAMS)]
+        cache = self._cache()
+        return [*mounts, Mount(cache, TARGET)] if cache.is_dir() else mounts
+
+    def prepare(self, backend: SandboxBackend) -> None:
+        """Make Node's compile cache: it saves a quarter of pi's start in every session."""
+        if self._cache().is_dir():
+            return
+        settings = HarnessSettings()
+        argv, _ = self.command("", settings)
+        home = self.home_files("http://127.0.0.1:9/v1", settings)
+        make_cache(self._cache(), backend, self.mounts(), home, argv, self.environment(settings))
+
+    def _cache(self) -> Path:
+        program = node_folder() / "node" / "bin" / "node"
+        status = program.stat()
+        return cache_folder(self.name, self.version, f"{status.st_size} {status.st_mtime_ns}")
 
     def home_files(self, base_url: str, settings: HarnessSettings) -> Files:
         timeout_ms = int(settings.request_timeout_s * 1000)
@@ -108,6 +125,7 @@ class PiHarness(Harness):
             "PI_OFFLINE": "1",
             "PI_TELEMETRY": "0",
             "PI_SKIP_VERSION_CHECK": "1",
+            "NODE_COMPILE_CACHE": TARGET,
         }
 
     def command(self, instruction: str, settings: HarnessSettings) -> tuple[list[str], bytes]:

@@ -83,6 +83,7 @@ def _act(
     """Run the harness in a fresh sandbox and take the workspace out."""
     wanted = settings.harness_settings
     timeout_s = task.agent_timeout_s if settings.timeout_s is None else settings.timeout_s
+    harness.prepare(backend)
     opened = time.monotonic()
     with backend.open(
         limits=settings.limits, mounts=harness.mounts(), gateway_socket=gateway.socket_path
