@@ -43,8 +43,9 @@ reproduce: setup  ## Recompute the shipped interval, without a model
 corpus: setup  ## Record the seed trajectories again
 	$(PY) -m agentkit.record_corpus --out agentkit/data/seed_trajectories
 
-warm-start: setup  ## Train the warm-start adapter again
-	$(PY) -m agentkit.training.warm_start
+warm-start: setup  ## Train the warm-start adapter again (PROFILE, RUN), from tasks made anew
+	$(PY) notebooks/pipeline.py $(PROFILE) --only 01_synthesise $(if $(RUN),--run $(RUN))
+	$(PY) -m agentkit.training.warm_start_cli params/$(PROFILE)/warm_start.yaml $(if $(RUN),--run $(RUN))
 
 lab: setup  ## Open the notebooks
 	$(PY) -m jupyterlab notebooks
