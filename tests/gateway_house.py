@@ -114,7 +114,7 @@ def read_sse(data: bytes) -> tuple[dict[str, Any], str | None, dict[str, Any] | 
     message: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     finish, usage = None, None
-    events = [e for e in data.decode().split("\n\n") if e]
+    events = [e for e in data.decode().split("\n\n") if e and not e.startswith(":")]
     assert events[-1] == "data: [DONE]"
     for event in events[:-1]:
         chunk = json.loads(event.removeprefix("data: "))

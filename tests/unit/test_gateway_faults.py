@@ -163,6 +163,28 @@ def test_slow_reader_gets_all_and_is_recorded_at_the_end(house: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_the_last_bytes_count_too(house: Any, stream: bool) -> None:
+    """All but a few kB fit into the kernel's buffers: still no turn before they are read."""
+    a, b = socket.socketpair()
+    with a, b:
+        a.setblocking(False)
+        fits = a.send(b"x" * (16 << 20))
+    h = house(always(Scripted("words", reasoning="x" * (fits + 20_000))))
+    key = h.gateway.open(POLICY)
+    body = json.dumps({"messages": USER, "stream": stream}).encode()
+    head = f"POST /s/{key}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(str(h.gateway.socket_path))
+        s.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert s.recv(1, socket.MSG_PEEK)
+        time.sleep(0.2)
+        assert h.gateway.peek(key).turns == []
+        while s.recv(1 << 20):
+            pass
+    assert len(h.gateway.close(key).turns) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_closing_a_session_cancels_its_request(house: Any, stream: bool) -> None:
     h = house(fault("hang"), heartbeat_s=0.05)
     key = h.gateway.open(POLICY)

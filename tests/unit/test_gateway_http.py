@@ -117,19 +117,22 @@ def test_unknown_keys_and_paths_get_json_404(house: Any) -> None:
 
 
 def test_side_calls_at_once_are_served_one_after_another(house: Any) -> None:
-    h = house(slow(0.1))
+    h = house(slow(0.3))
     key = h.gateway.open(POLICY)
+    started = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         texts = [f"q{i}" for i in range(3)]
         jobs = [pool.submit(play, h, key, True, 1, text) for text in texts]
         for job in jobs:
             job.result()
+    wall_s = time.monotonic() - started
     log = h.gateway.close(key)
     assert h.engine.peak == 1
+    assert sum(t.engine_s for t in log.turns) <= wall_s, "a queue's wait is not the engine's"
     assert [t.index for t in log.turns] == [0, 1, 2]
     check_tokens(log, h.engine.requests)
     assert len({r["seed"] for r in h.engine.requests}) == 3
-    assert all(t.gateway_s < 0.09 for t in log.turns), "waiting for one another is not own time"
+    assert all(t.gateway_s < 0.25 for t in log.turns), "waiting for one another is not own time"
 
 
 def test_64_sessions_at_once_streamed_and_plain(house: Any) -> None:
