@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 class FinishedSession(Protocol):
     """What training needs of a session: its record (reward) and the gateway's log (turns)."""
 
-    record: SessionRecord
-    log: SessionLog
+    @property
+    def record(self) -> SessionRecord: ...
+
+    @property
+    def log(self) -> SessionLog: ...
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def step_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[
     chosen: list[int] = []
     epoch = 0
     for _ in range(step + 1):
-        chosen, later = [], []
+        chosen = []
+        later: list[int] = []
         while len(chosen) < count:
             if not waiting:
                 order = np.random.default_rng(derive_seed(seed, "train", "epoch", epoch))

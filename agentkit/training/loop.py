@@ -71,7 +71,7 @@ class StepLoop(TrainerCallback):
     publisher: Publisher
     base_name: str
     log: Log = lambda line: None
-    on_ready: Callable[[ServedPolicy], None] = lambda served: None
+    on_ready: Callable[[ServedPolicy, Any], None] = lambda served, model: None
     on_metrics: Callable[[dict[str, Any]], None] = lambda metrics: None
     served: ServedPolicy | None = None
     collector: StepCollector | None = None
@@ -97,7 +97,7 @@ class StepLoop(TrainerCallback):
         self._publish(model, state.global_step)
         if state.global_step == 0:
             save_adapter(model, self.paths.adapter(0), base_name=self.base_name)
-        self.on_ready(self.current())
+        self.on_ready(self.current(), model)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # TRL has not yet run the sessions: they are run when it asks for the first micro-batch.

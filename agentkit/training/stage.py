@@ -13,6 +13,8 @@ from agentkit.params import GrpoParams
 from agentkit.runs import Run, file_sha256, read_jsonl
 from agentkit.seeds import derive_seed
 from agentkit.serving.adapters import AdapterStore
+from agentkit.serving.agreement import check_agreement
+from agentkit.serving.engine import BASE
 from agentkit.serving.models import model_name
 from agentkit.sessions import run_sessions
 from agentkit.stack import Stack, adapter_folder
@@ -85,7 +87,9 @@ def train(params: GrpoParams, run: Run, stack: Stack, tasks: Sequence[Task]) -> 
         },
         train_tasks=len(tasks),
     )
-    publisher = EnginePublisher(_store(params, run, stack), base_name, params.train_dtype)
+    publisher = EnginePublisher(
+        _store(params, run, stack), base_name, autocast=params.train_dtype == "bfloat16"
+    )
     done = len(read_jsonl(paths.metrics))
     with _Bar(params, done) as bar:
 
@@ -103,7 +107,7 @@ def train(params: GrpoParams, run: Run, stack: Stack, tasks: Sequence[Task]) -> 
             publisher,
             base_name,
             log=run.log,
-            on_ready=lambda served: _check_engine(params, run, stack, publisher, served),
+            on_ready=lambda served, model: _check_engine(run, stack, publisher, served, model),
             on_metrics=finish_step,
         )
         collector = StepCollector(
@@ -152,17 +156,18 @@ def _session_runner(
 
 
 def _check_engine(
-    params: GrpoParams, run: Run, stack: Stack, publisher: EnginePublisher, served: ServedPolicy
+    run: Run, stack: Stack, publisher: EnginePublisher, served: ServedPolicy, model: Any
 ) -> None:
     """Stop before the first session where engine and trainer mean different distributions."""
-    from agentkit.serving.agreement import check_agreement
-
     started = time.monotonic()
     report = check_agreement(
         stack.engine.url,
         stack.model_path,
-        {"base": None, served.name: publisher.folder_of(served.name)},
-        params.agreement_tolerance,
+        {BASE: None, served.name: publisher.folder_of(served.name)},
+        publisher.store.tolerance,
+        autocast=publisher.autocast,
+        model=model,
+        current=served.name,
     )
     run.update_manifest(agreement=report)
     run.log(f"engine and trainer agree ({time.monotonic() - started:.1f} s): {report}")
