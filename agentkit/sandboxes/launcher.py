@@ -13,8 +13,6 @@ Requests come over a SOCK_SEQPACKET socket as JSON with descriptors attached:
 The exit notice closes once that bubblewrap, and so its whole process namespace, is gone.
 """
 
-# This process stays small: os, not pathlib.
-# ruff: noqa: PTH102, PTH112, PTH116, PTH123
 from __future__ import annotations
 
 import ctypes

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 
 from agentkit.sandboxes.base import Limits, Sandbox, SandboxBackend
+from agentkit.sandboxes.launching import interpreter
 
 ENFORCED = "enforced"
 LIMITS = Limits(memory_mb=128, disk_mb=4, processes=32, cpus=1.0)
@@ -148,12 +150,13 @@ def _memory(box: Sandbox) -> str:
 
 
 def _cpus(box: Sandbox) -> str:
-    if len(os.sched_getaffinity(0)) < 2:
-        return "not enforced: not measurable on one core"
-    used = _number(_python(box, _CPU))
-    return (
-        ENFORCED if used <= 1.1 * LIMITS.cpus else f"not enforced: {used:.1f} cores used, 1 given"
-    )
+    if (used := _number(_python(box, _CPU))) > 1.1 * LIMITS.cpus:
+        return f"not enforced: {used:.1f} cores used, {LIMITS.cpus:g} given"
+    # A busy machine gives no more to anyone: only a control outside makes it a finding.
+    control = subprocess.run([interpreter(), "-I", "-c", _CPU], capture_output=True, text=True)
+    if _number(control.stdout) <= 1.5 * LIMITS.cpus:
+        return "not enforced: not measurable, the machine has no second core free"
+    return ENFORCED
 
 
 def _time(box: Sandbox) -> str:

@@ -4,8 +4,6 @@ A message is 8 bytes of length, then fields of 4 bytes of length and content eac
 imports ``pack`` and ``unpack``; ``put`` and ``get`` run inside.
 """
 
-# Pathlib would cost 10 ms at each start, and paths here are bytes.
-# ruff: noqa: PTH101, PTH103, PTH108, PTH112, PTH114, PTH120
 from __future__ import annotations
 
 import os
