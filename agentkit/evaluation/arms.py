@@ -177,19 +177,34 @@ def _serve(
     from agentkit.serving.engine import BASE
 
     # The random part: an engine that is attached to may still know the names of a killed run.
-    prefix = f"{run.params.stage}-{uuid.uuid4().hex[:6]}-"
-    store = AdapterStore(stack.engine.url, run.path("served"), prefix)
+    store = AdapterStore(
+        stack.engine.url,
+        run.path("served"),
+        f"{run.params.stage}-{uuid.uuid4().hex[:6]}",
+        model_path=stack.model_path,
+        max_loras=stack.params.max_loras,
+        max_rank=stack.params.max_lora_rank,
+    )
+
+    def retire(name: str) -> None:
+        if stack.engine.alive():  # a dead engine serves nothing, and its own error should be seen
+            store.retire(name)
+
     served = {}
     for version, (arm, folder) in enumerate(adapters.items()):
         if folder is None:
             served[arm] = BASE
             continue
         served[arm] = store.publish(folder, version)
-        cleanup.callback(store.retire, served[arm])
+        cleanup.callback(retire, served[arm])
         run.log(f"arm {arm}: {folder.name} served as {served[arm]}")
     folders = {served[arm]: folder for arm, folder in adapters.items()}
     report = check_agreement(
-        stack.engine.url, stack.model_path, folders, stack.params.agreement_tolerance
+        stack.engine.url,
+        stack.model_path,
+        folders,
+        stack.params.agreement_tolerance,
+        dtype=stack.params.dtype,
     )
     run.update_manifest(agreement=report)
     return served
