@@ -32,6 +32,10 @@ from agentkit.types import Files
 
 OUTPUT_BYTES = 4 << 20
 """Limit for each of standard output and standard error of one command."""
+_NAMESPACES = (
+    "allow unprivileged user namespaces (sysctl user.max_user_namespaces, "
+    "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
+)
 
 
 def _first_line(fd: int) -> str:
@@ -74,11 +78,8 @@ class BubblewrapSandbox(Sandbox):
             said = "a garbled answer"
         except SandboxError:
             said = _first_line(errors) or "no answer from the sandbox"
-        raise SandboxError(
-            "bubblewrap", said, "a sandbox of user namespaces",
-            "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, "
-            "kernel.apparmor_restrict_unprivileged_userns, user.max_user_namespaces)",
-        )  # fmt: skip
+        hint = _NAMESPACES if any(w in said for w in ("namespace", "uid map", "setgroups")) else ""
+        raise SandboxError("bubblewrap", said, "a started sandbox", hint)
 
     def _receive_exactly(self, size: int, deadline: float) -> bytes:
         parts = bytearray()

@@ -8,7 +8,7 @@ sandbox needs (the kit's Python may lie below a home of mode 0700) to paths that
 uid can reach; these mounts vanish with it.
 
 Requests come over a SOCK_SEQPACKET socket as JSON with descriptors attached:
-``{"op": "stage", "path"}`` -> ``{"path"}``; ``{"op": "start", "argv", "uid"}`` with descriptors
+``{"op": "stage", "path"}`` -> ``{"path"}``; ``{"op": "start", "argv", "number"}`` with descriptors
 [standard error, exit notice, 10, 11, …] -> ``{"pid"}``; ``{"op": "kill", "pid"}`` -> ``{}``.
 The exit notice closes once that bubblewrap, and so its whole process namespace, is gone.
 """
@@ -33,14 +33,14 @@ _NO_SUID_DEV = 2 | 4
 
 
 class Stage:
-    """As root: a private mount namespace with binds that any uid can reach. Else: nothing."""
+    """As root: a private mount namespace with binds that any uid can reach. Else, and for a root
+    that may not make one, nothing: ``root`` is empty and paths stay as they are."""
 
     def __init__(self) -> None:
         self.root = ""
         self.known: dict[str, str] = {}
         self.libc = ctypes.CDLL(None, use_errno=True)
-        if os.geteuid() == 0:
-            self._check(self.libc.unshare(_CLONE_NEWNS), "unshare")
+        if os.geteuid() == 0 and self.libc.unshare(_CLONE_NEWNS) == 0:
             self._mount(None, "/", None, _MS_REC | _MS_PRIVATE)
             # Any directory does that holds nothing which a sandbox binds.
             self.root = next(p for p in ("/sys/kernel", "/media", "/mnt") if os.path.isdir(p))
@@ -73,9 +73,22 @@ class Stage:
         return self.known[key]
 
 
-def become(uid: int) -> None:
-    """Drop to ``uid`` for good and set limits that a child inherits."""
-    if os.geteuid() == 0:
+def spare_uid(number: int) -> int | None:
+    """An unprivileged uid for one sandbox; None where this user namespace maps none.
+
+    1879048192 to 2147483647 is listed as unused by systemd; a container maps 65536 uids at least.
+    """
+    with open("/proc/self/uid_map") as stream:
+        spans = [tuple(map(int, line.split())) for line in stream]
+    for first, count in ((1_900_000_000, 1 << 24), (20_000, 40_000)):
+        if any(a <= first and first + count <= a + size for a, _, size in spans):
+            return first + number % count
+    return None
+
+
+def become(uid: int | None) -> None:
+    """Drop to ``uid`` for good, where there is one, and set limits that a child inherits."""
+    if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -86,7 +99,7 @@ def become(uid: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
 
-def start(argv: list[str], uid: int, descriptors: list[int]) -> int:
+def start(argv: list[str], uid: int | None, descriptors: list[int]) -> int:
     """Fork and execute bubblewrap with ``descriptors`` [stderr, 10, 11, …]; return its pid."""
     pid = os.fork()
     if pid:
@@ -125,7 +138,8 @@ class Server:
         if request["op"] == "stage":
             return {"path": self.stage.path(request["path"])}
         if request["op"] == "start":
-            pid = start(request["argv"], request["uid"], [fds[0], *fds[2:]])
+            uid = spare_uid(request["number"]) if self.stage.root else None
+            pid = start(request["argv"], uid, [fds[0], *fds[2:]])
             pidfd = os.pidfd_open(pid)
             self.exits[pidfd] = (pid, os.dup(fds[1]))
             self.poll.register(pidfd, select.POLLIN)

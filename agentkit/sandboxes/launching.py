@@ -19,8 +19,6 @@ from agentkit.errors import SandboxError
 FIRST_FD = 10
 """Descriptors given to bubblewrap are numbered from here on, as in ``launcher.py``."""
 _ANSWER_S = 30.0
-_UNUSED_UIDS = 1_900_000_000
-"""Start of a range that systemd's documentation lists as unused (1879048192 to 2147483647)."""
 
 
 @dataclass
@@ -108,7 +106,7 @@ class Launcher:
             self.count = (self.count + 1) % (1 << 24)
         ours, theirs = os.pipe()
         try:
-            request = {"op": "start", "argv": list(argv), "uid": _UNUSED_UIDS + self.count}
+            request = {"op": "start", "argv": list(argv), "number": self.count}
             pid = self._ask(request, [stderr, theirs, *fds])["pid"]
         except SandboxError:
             os.close(ours)
