@@ -149,17 +149,12 @@ def _repair(replay: Replay, changed: tuple[str, ...], edits: tuple[Effect, ...])
     for check in reversed(failed):
         after = [e for e in passing if _tail_of(e.action.command, check)]
         if after and after[-1].action.index >= last:
-            if touched := [p for p in changed if _is_check_file(p, check)]:
+            if touched := [p for p in changed if TEST_NAME.search(p)]:
                 raise NoUnit("the check itself is edited", touched[0])
             return Unit("repair", replay, (check,), (), changed, edits)
     if any(e.exit_status == 0 and e.action.index > last and not e.changed for e in passing):
         return None  # the failure was explored, the work was checked otherwise
     raise NoUnit("the check never passes", failed[-1][:80])
-
-
-def _is_check_file(path: str, command: str) -> bool:
-    """A file whose name says that it checks; the workspace's own, to be put back before grading."""
-    return bool(TEST_NAME.search(path))
 
 
 def _passing_checks(replay: Replay, changed: tuple[str, ...], after: int) -> list[str]:
@@ -172,7 +167,7 @@ def _passing_checks(replay: Replay, changed: tuple[str, ...], after: int) -> lis
         if effect.changed:
             # An edit joined to its check: only what follows the last editing part is the check.
             parts = segments(command)
-            keep = [i for i, part in enumerate(parts) if not _edits(part)]
+            keep = [i for i, part in enumerate(parts) if not writes_files(part)]
             tail = next(
                 (i for i in range(len(parts)) if set(range(i, len(parts))) <= set(keep)), None
             )
@@ -184,7 +179,7 @@ def _passing_checks(replay: Replay, changed: tuple[str, ...], after: int) -> lis
     return list(dict.fromkeys(found))
 
 
-def _edits(part: str) -> bool:
+def writes_files(part: str) -> bool:
     """A part of a command line that writes files, as far as its words say."""
     simples = split_command(part)
     if simples is None:
