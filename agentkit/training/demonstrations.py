@@ -50,6 +50,11 @@ class PromptForm:
         quoted = json.dumps(instruction)[1:-1]
         return list(json.loads(json.dumps(self.messages).replace(MARK, quoted)))
 
+    def sha256(self) -> str:
+        """Digest of system prompt, message form and tools."""
+        text = json.dumps([self.messages, self.tools], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     @property
     def tool_names(self) -> frozenset[str]:
         return frozenset(t["function"]["name"] for t in self.tools)

@@ -41,7 +41,9 @@ def load_policy(
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # a second bar beside the stage's own
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     base = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa"

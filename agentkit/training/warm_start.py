@@ -19,13 +19,14 @@ import numpy as np
 
 from agentkit.errors import TrainingError
 from agentkit.params import WarmStartParams
-from agentkit.runs import Run, append_jsonl, environment, write_atomic
+from agentkit.runs import Run, append_jsonl, environment, read_jsonl, write_atomic
 from agentkit.seeds import derive_seed
 from agentkit.serving.adapters import AdapterStore
 from agentkit.serving.models import model_hashes, model_name
 from agentkit.sessions import probe
 from agentkit.stack import Stack
 from agentkit.training.demonstrations import (
+    Demonstration,
     data_sha256,
     demonstrations,
     probe_form,
@@ -164,15 +165,17 @@ def warm_start(
     run.log(f"{len(rows)} demonstrations of {len(rest)} tasks; refused: {dict(refused)}")
     if len(rows) < params.sft_batch:
         raise TrainingError("demonstrations", f"{len(rows)}", f"at least {params.sft_batch}")
-    folder = run.path("checkpoints")
-    steps = supervise(params, rows, model, tokenizer, folder=folder, base_name=name, log=run.log)
+    steps = _supervised(params, run, rows, model, tokenizer, name)
     del model
-    store = AdapterStore(stack.engine.url, run.path("served"), "warm-start-")
-    table: list[Measured] = []
+    store = AdapterStore(stack.engine.url, run.path("served"), "warm-start")
+    table = [Measured(**line) for line in read_jsonl(run.path("measured.jsonl"))]
 
     def measure(step: int) -> float:
-        table.append(measure_step(params, run, stack, store, step, dev))
-        found = table[-1]
+        known = [m for m in table if m.step == step]
+        found = known[0] if known else measure_step(params, run, stack, store, step, dev)
+        if not known:
+            table.append(found)
+            append_jsonl(run.path("measured.jsonl"), asdict(found))
         line = (
             f"step {step}: {100 * found.pass_rate:.0f}% of {found.sessions} solved, "
             f"{found.calls:.2f} calls"
@@ -186,7 +189,7 @@ def warm_start(
         "name": params.name,
         "base_model": {"name": params.model, **model_hashes(stack.model_path)},
         "harness": {"name": stack.harness.name, "version": stack.harness.version},
-        "prompt_sha256": data_sha256(rows[:1]),
+        "prompt_sha256": form.sha256(),
         "demonstrations": len(rows),
         "demonstrations_sha256": data_sha256(rows),
         "demonstration_tokens": sum(len(r.input_ids) for r in rows),
@@ -206,8 +209,36 @@ def warm_start(
             f"one in {100 * params.target_low:.0f} to {100 * params.target_high:.0f}%",
             "lower save_every, or change sft_steps or learning_rate",
         )
-    _install(folder / f"s{chosen:04d}", install / params.name, manifest)
+    _install(run.path("checkpoints", f"s{chosen:04d}"), install / params.name, manifest)
     return manifest
+
+
+def _supervised(
+    params: WarmStartParams,
+    run: Run,
+    rows: Sequence[Demonstration],
+    model: Any,
+    tokenizer: Any,
+    base_name: str,
+) -> list[int]:
+    """The supervised steps, once: a resumed run finds their checkpoints."""
+    done, digest = run.path("supervised.json"), data_sha256(rows)
+    if done.exists():
+        found = json.loads(done.read_text())
+        if found["demonstrations_sha256"] == digest:
+            return list(found["steps"])
+    steps = supervise(
+        params,
+        rows,
+        model,
+        tokenizer,
+        folder=run.path("checkpoints"),
+        base_name=base_name,
+        log=run.log,
+    )
+    data = {"demonstrations_sha256": digest, "steps": steps}
+    write_atomic(done, json.dumps(data) + "\n")
+    return steps
 
 
 def _install(source: Path, target: Path, manifest: dict[str, Any]) -> None:
