@@ -90,6 +90,9 @@ def _masked_site_packages() -> tuple[str, ...]:
 def base_environment() -> dict[str, str]:
     """Environment of every command inside, before the caller's own."""
     env = {"PATH": PATH, "HOME": HOME, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "TZ": "UTC"}
+    # Bytecode is keyed by size and whole seconds: a same-length fix made within a second of a
+    # failing run would run the stale code.
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         env["LD_LIBRARY_PATH"] = f"{PYTHON}/lib"
     return env
