@@ -160,12 +160,9 @@ def _fit(shapes: dict[str, tuple[int, ...]], model_path: Path) -> Reason | None:
     return None
 
 
-def adapter_is_zero(folder: Path) -> bool:
-    """Whether all B matrices are zero, as peft starts them: the adapter is then the base."""
+def largest_b(folder: Path) -> float:
+    """Largest |entry| of all B matrices; 0 for an adapter as peft starts it, which is the base."""
     from safetensors.torch import load_file
 
-    return all(
-        not tensor.any()
-        for key, tensor in load_file(Path(folder) / WEIGHTS).items()
-        if ".lora_B." in key
-    )
+    tensors = load_file(Path(folder) / WEIGHTS)
+    return max(float(t.abs().max()) for key, t in tensors.items() if ".lora_B." in key)

@@ -76,11 +76,11 @@ def check_agreement(
     with httpx.Client(base_url=engine_url, timeout=120.0, trust_env=False) as http:
         scored = _ask(http, list(adapter_dirs), prompts, max_tokens, seed)
     if model is None:
-        model = _load(model_path, dtype)
+        model = load_trainer_model(model_path, dtype)
     report: dict[str, Any] = {"tolerance": limit, "models": {}}
     for name, folder in adapter_dirs.items():
         answers = [answer for answer in scored if answer.model == name]
-        with _wearing(model, folder, keep=name == current) as ready:
+        with wearing(model, folder, keep=name == current) as ready:
             theirs = [score(ready, answer.ids, autocast) for answer in answers]
         report["models"][name] = _compare(answers, theirs)
     _judge(engine_url, report)
@@ -153,7 +153,7 @@ def _post(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]
 # ---------------------------------------------------------------- trainer
 
 
-def _load(model_path: Path, dtype: str) -> torch.nn.Module:
+def load_trainer_model(model_path: Path, dtype: str) -> torch.nn.Module:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -161,7 +161,7 @@ def _load(model_path: Path, dtype: str) -> torch.nn.Module:
 
 
 @contextmanager
-def _wearing(model: Any, folder: Path | None, keep: bool) -> Iterator[Any]:
+def wearing(model: Any, folder: Path | None, keep: bool) -> Iterator[Any]:
     """The model with the adapter of ``folder`` on (None: the bare base), in eval mode."""
     training = model.training
     model.eval()
