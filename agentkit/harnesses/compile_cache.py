@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -54,13 +53,25 @@ def make_cache(
             files = box.get(_MADE, max_bytes=64 << 20) if not result.timed_out else {}
         if not files:
             raise HarnessError(argv[0], "left no compile cache", "one after a run of the harness")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            _keep(folder, files)
+        except OSError as error:
+            raise HarnessError(
+                str(folder), str(error.strerror), "a cache folder to write to",
+                "set AGENTKIT_CACHE to one, or free space",
+            ) from error  # fmt: skip
+
+
+def _keep(folder: Path, files: Files) -> None:
+    """Write ``files`` to ``folder``, whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as drafts:
+        draft = Path(drafts) / folder.name
         for name, data in files.items():
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_bytes(data)
-        draft.chmod(0o755)
         try:
             draft.rename(folder)
-        except OSError:  # another process was first; its cache is as good
-            shutil.rmtree(draft)
+        except OSError:
+            if not folder.is_dir():  # else another process was first, and its cache is as good
+                raise

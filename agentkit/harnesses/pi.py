@@ -145,6 +145,8 @@ class PiHarness(Harness):
             transcript = b"".join(data for name, data in files.items() if name.endswith(".jsonl"))
         except SandboxError:
             transcript = b""  # pi makes its session file with the first message
+        if result.truncated:  # the event stream is cut, the session file is whole
+            calls = transcript.count(b'"role":"toolResult"')
         return Outcome(status, reason, calls, transcript or result.stdout, tool_s)
 
 

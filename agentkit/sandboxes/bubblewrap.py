@@ -38,11 +38,13 @@ _NAMESPACES = (
 )
 
 
-def _first_line(fd: int) -> str:
+def _told(fd: int) -> str:
+    """The line of standard error that tells most: the first, of a traceback the last."""
     if not select.select([fd], [], [], 0.2)[0]:
         return ""
     lines = os.read(fd, 1 << 16).decode(errors="replace").splitlines()
-    return next((line for line in lines if line.strip()), "")
+    said = [line for line in lines if line.strip()] or [""]
+    return said[-1] if said[0].startswith("Traceback") else said[0]
 
 
 class BubblewrapSandbox(Sandbox):
@@ -77,7 +79,7 @@ class BubblewrapSandbox(Sandbox):
                 return
             said = "a garbled answer"
         except SandboxError:
-            said = _first_line(errors) or "no answer from the sandbox"
+            said = _told(errors) or "no answer from the sandbox"
         hint = _NAMESPACES if any(w in said for w in ("namespace", "uid map", "setgroups")) else ""
         raise SandboxError("bubblewrap", said, "a started sandbox", hint)
 

@@ -117,15 +117,20 @@ def judge_status(outcome: Outcome, log: SessionLog) -> tuple[str, str]:
 
     A prompt beyond the model's context ends a session by the policy's own doing: ``completed``,
     reason ``context_overflow``. An engine failure that no successful turn followed is
-    ``engine_error`` whatever the harness made of it; a request that the gateway refused is the
-    harness's fault.
+    ``engine_error`` whatever the harness made of it, and so is a time limit that passed without a
+    single turn; a request that the gateway refused is the harness's fault.
     """
     if outcome.status != "timed_out" and _unanswered(log, "context_overflow"):
         return "completed", "context_overflow"
     if (reason := _unanswered(log, "engine_error")) is not None:
         return "engine_error", reason
     if outcome.status == "timed_out":
-        return "timed_out", outcome.reason
+        if log.turns:
+            return "timed_out", outcome.reason
+        # A turn is bounded by max_tokens: without one, the policy cannot have spent the time.
+        if log.first_request is None:
+            return "harness_error", "no request within the time limit"
+        return "engine_error", "no answer within the time limit"
     if (reason := _unanswered(log, "bad_request")) is not None:
         return "harness_error", f"the gateway refused a request: {reason}"
     if outcome.status == "completed" and log.has("budget"):

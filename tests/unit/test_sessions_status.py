@@ -26,6 +26,12 @@ def _log(turns=0, *events):
     return log
 
 
+def _asked():
+    log = _log(0)
+    log.first_request = {"messages": []}
+    return log
+
+
 def _outcome(status, reason=""):
     return Outcome(status, reason, 0, b"")
 
@@ -36,6 +42,10 @@ def _outcome(status, reason=""):
         (_outcome("completed", "stop"), _log(2), ("completed", "stop")),
         (_outcome("completed", "stop"), _log(2, ("budget", "b", 2)), ("completed", "budget")),
         (_outcome("timed_out", "time limit"), _log(2), ("timed_out", "time limit")),
+        (_outcome("timed_out", "time limit"), _log(0),
+         ("harness_error", "no request within the time limit")),
+        (_outcome("timed_out", "time limit"), _asked(),
+         ("engine_error", "no answer within the time limit")),
         # the engine failed and no turn followed, whatever the harness made of it
         (_outcome("completed", "stop"), _log(1, ("engine_error", "502", 1)),
          ("engine_error", "502")),
