@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
-import os
 import re
 import secrets
 import shutil
-import socket
-import tempfile
 import time
 from pathlib import Path
 
@@ -26,31 +22,12 @@ from agentkit.errors import GatewayError
 from agentkit.serving.background_loop import BackgroundLoop
 from agentkit.serving.gateway_http import MAX_BODY, Exchange, Upstream, json_error
 from agentkit.serving.gateway_session import DeliveredCall, Session, ToolFilter, timings
+from agentkit.serving.gateway_socket import SOCKET_NAME, claim, new_folder
 from agentkit.types import Policy, SessionLog
 
 __all__ = ["Gateway", "ToolFilter", "timings"]
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{8,64}")
-_MAX_SOCKET_PATH = 107
-"""Longest path of a unix socket in bytes (``sun_path`` of Linux is 108 with its NUL)."""
-
-
-def _check_socket_path(path: Path) -> None:
-    where = f"gateway socket {path}"
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-        got = f"the path has {len(os.fsencode(path))} bytes"
-        raise GatewayError(where, got, f"at most {_MAX_SOCKET_PATH}", "choose a shorter folder")
-    if not path.exists():
-        return
-    if not path.is_socket():
-        raise GatewayError(where, "the path is taken by a file", "a free path", "remove the file")
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink()  # left by a process that died
-            return
-    raise GatewayError(where, "another process listens there", "a free path", "choose another")
 
 
 class Gateway:
@@ -94,7 +71,7 @@ class Gateway:
             return self._given_path
         if self._folder is None:
             raise GatewayError("gateway", "no socket yet", "a started gateway", "call start()")
-        return self._folder / "gw.sock"
+        return self._folder / SOCKET_NAME
 
     @property
     def url(self) -> str:
@@ -106,9 +83,8 @@ class Gateway:
         if self._loop is not None:
             raise GatewayError("gateway", "already started", "one start()")
         if self._given_path is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="agentkit-gw-"))
-            self._folder.chmod(0o711)
-        _check_socket_path(self.socket_path)
+            self._folder = new_folder()
+        claim(self.socket_path)
         self._loop = BackgroundLoop("gateway")
         atexit.register(self.stop)
         try:

@@ -108,8 +108,14 @@ class Session:
         return self.next_turn >= self.log.policy.max_turns
 
     def event(self, kind: str, reason: str = "", **more: Any) -> None:
-        turn = more.pop("turn", self.next_turn)
-        self.log.events.append({"type": kind, "reason": reason, "turn": turn, **more})
+        """Add to the log. A repetition of the last event only raises its ``times``, so that a
+        harness in an endless loop does not fill the memory."""
+        event = {"type": kind, "reason": reason, "turn": self.next_turn, **more}
+        last = self.log.events[-1] if self.log.events else {}
+        if {**last, "times": 1} == {**event, "times": 1}:
+            last["times"] += 1
+        else:
+            self.log.events.append({**event, "times": 1})
 
     def refused(self, refusal: Refused) -> None:
         """Log a request that got an error."""

@@ -267,9 +267,11 @@ def render_sse(reply: Reply, request: Request) -> bytes:
         "created": int(time.time()),
         "model": request.model,
     }
-    chunks = [[{"index": 0, "delta": d, "finish_reason": None}] for d in _deltas(reply.message)]
-    chunks.append([{"index": 0, "delta": {}, "finish_reason": reply.finish_reason}])
-    events: list[dict[str, Any]] = [{**base, "choices": c} for c in chunks]
+    ends: list[tuple[dict[str, Any], str | None]] = [(d, None) for d in _deltas(reply.message)]
+    ends.append(({}, reply.finish_reason))
+    events: list[dict[str, Any]] = [
+        {**base, "choices": [{"index": 0, "delta": d, "finish_reason": f}]} for d, f in ends
+    ]
     if request.include_usage:
         events.append({**base, "choices": [], "usage": reply.usage})
     return b"".join(sse_event(e) for e in events) + b"data: [DONE]\n\n"

@@ -37,9 +37,9 @@ FAULTS = (
 class Scripted:
     """One answer: words, then calls ``(tool name, arguments as object or raw text)``.
 
-    ``finish_reason`` defaults to ``tool_calls`` or ``stop``. ``delay_s`` passes before anything is
-    sent. ``fault`` is one of ``FAULTS``. ``reasoning`` goes beside the words and has no
-    tokens here.
+    ``finish_reason`` defaults to ``tool_calls`` or ``stop``. Nothing is sent before ``delay_s`` has
+    passed and ``ready`` (asked again and again) is true. ``fault`` is one of ``FAULTS``.
+    ``reasoning`` goes beside the words and has no tokens here.
     """
 
     text: str = ""
@@ -48,6 +48,7 @@ class Scripted:
     delay_s: float = 0.0
     fault: str | None = None
     reasoning: str | None = None
+    ready: Callable[[], bool] | None = None
 
 
 Script = Callable[[dict[str, Any]], Scripted]
@@ -222,6 +223,8 @@ class ScriptedEngine:
         try:
             scripted = self.script(body)
             await asyncio.sleep(scripted.delay_s)
+            while scripted.ready is not None and not scripted.ready():
+                await asyncio.sleep(0.01)
             return await self._fault(http, scripted.fault) or await self._answer(
                 http, body, scripted, n
             )

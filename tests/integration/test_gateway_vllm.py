@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-from agentkit.serving.engine import Engine, EngineSettings
+from agentkit.seeds import derive_seed
+from agentkit.serving.engine import Engine
 from agentkit.serving.gateway import Gateway
 from agentkit.types import Policy, Turn
 from tests.gateway_house import read_sse, until
@@ -33,30 +33,19 @@ MESSAGES = [
     {"role": "system", "content": "You are a helpful assistant. " * 12},
     {"role": "user", "content": "Tell me a short story about a lighthouse keeper."},
 ]
-CONTEXT = 1024
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    log = tmp_path_factory.mktemp("engine") / "engine.log"
-    settings = EngineSettings(
-        "smollm2-135m", dtype="float32", max_model_len=CONTEXT, max_loras=2, max_lora_rank=8
-    )
-    with Engine.start(settings, log) as engine:
-        yield engine.wait_ready(status=None)
-
-
-@pytest.fixture(scope="module")
-def gateway(engine: Engine) -> Iterator[Gateway]:
-    with Gateway(engine.url, heartbeat_s=0.5) as gateway:
+def gateway(tiny_engine: Engine) -> Iterator[Gateway]:
+    with Gateway(tiny_engine.url, heartbeat_s=0.2) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
-def tokenizer(engine: Engine) -> Any:
+def tokenizer(tiny_model: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(engine.model_path)
+    return AutoTokenizer.from_pretrained(tiny_model)
 
 
 def ask(
@@ -99,21 +88,25 @@ def ask_engine(engine: Engine, policy: Policy, seed: int) -> tuple[str, list[int
     return text, ids, logprobs
 
 
+def readable(tokenizer: Any, ids: list[int]) -> str:
+    """The text of sampled tokens without the end token and without torn UTF-8 sequences."""
+    kept = ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
+    return str(tokenizer.decode(kept)).replace("\ufffd", "")
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_recorded_tokens_are_the_engines(
-    engine: Engine, gateway: Gateway, tokenizer: Any, temperature: float
+    tiny_engine: Engine, gateway: Gateway, tokenizer: Any, temperature: float
 ) -> None:
-    from agentkit.seeds import derive_seed
-
     policy = Policy("base", temperature=temperature, max_tokens=40, seed=12)
     streamed, turn = ask(gateway, policy, stream=True)
     plain, again = ask(gateway, policy, stream=False)
-    text, ids, logprobs = ask_engine(engine, policy, derive_seed(12, "turn", 0))
+    text, ids, logprobs = ask_engine(tiny_engine, policy, derive_seed(12, "turn", 0))
     assert streamed == plain == text
     assert turn.token_ids == again.token_ids == ids
     assert len(turn.logprobs) == len(ids)
     assert turn.logprobs == pytest.approx(logprobs, abs=1e-3)
-    assert tokenizer.decode(ids, skip_special_tokens=True).strip() == text.strip()
+    assert ids and readable(tokenizer, ids) == text.replace("\ufffd", "")
     rendered = tokenizer.apply_chat_template(
         MESSAGES, tools=TOOLS, add_generation_prompt=True, tokenize=False
     )
@@ -147,40 +140,35 @@ def test_next_turn_finds_its_prefix_cached(gateway: Gateway) -> None:
     assert second.cached_tokens >= len(first.prompt_token_ids) // 32 * 32 > 0
 
 
-def write_adapter(folder: Path, model: Path, scale: float, seed: int) -> None:
-    """A random rank-8 adapter on q_proj in peft's format, strong enough to change every answer."""
-    from safetensors.numpy import save_file
-
-    config = json.loads((model / "config.json").read_text())
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    rng = np.random.default_rng(seed)
-    tensors = {}
-    for i in range(layers):
-        name = f"base_model.model.model.layers.{i}.self_attn.q_proj.lora"
-        tensors[f"{name}_A.weight"] = rng.normal(0, 0.05, (8, hidden)).astype(np.float32)
-        tensors[f"{name}_B.weight"] = rng.normal(0, scale, (hidden, 8)).astype(np.float32)
-    folder.mkdir()
-    save_file(tensors, str(folder / "adapter_model.safetensors"))
-    adapter = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"],
-               "task_type": "CAUSAL_LM", "base_model_name_or_path": str(model), "bias": "none",
-               "lora_dropout": 0.0, "fan_in_fan_out": False}  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(adapter))
-
-
 def test_each_session_is_answered_by_its_own_adapter(
-    engine: Engine, gateway: Gateway, tmp_path: Path
+    tiny_engine: Engine, gateway: Gateway, tiny_adapters: list[Path]
 ) -> None:
-    assert engine.model_path is not None
-    alone = {}
-    for i, name in enumerate(("red", "blue")):
-        write_adapter(tmp_path / name, engine.model_path, 0.3, i)
-        load = {"lora_name": name, "lora_path": str(tmp_path / name)}
-        httpx.post(f"{engine.url}/v1/load_lora_adapter", json=load, timeout=60).raise_for_status()
-    for name in ("base", "red", "blue"):
-        _, turn = ask(gateway, Policy(name, temperature=0.0, max_tokens=16))
-        assert turn.model == name
-        alone[name] = turn.token_ids
-    assert len({tuple(t) for t in alone.values()}) == 3
+    """Interleaved at once, every session gets the tokens that its adapter gives alone."""
+    names = ["base", "gateway-red", "gateway-blue"]
+    for name, path in zip(names[1:], tiny_adapters, strict=False):
+        load = {"lora_name": name, "lora_path": str(path)}
+        response = httpx.post(f"{tiny_engine.url}/v1/load_lora_adapter", json=load, timeout=60)
+        response.raise_for_status()
+
+    def turn(name: str) -> Turn:
+        return ask(gateway, Policy(name, temperature=0.0, max_tokens=16))[1]
+
+    try:
+        alone = {name: turn(name) for name in names}
+        assert len({tuple(t.token_ids) for t in alone.values()}) == 3
+        with ThreadPoolExecutor(6) as pool:
+            together = list(pool.map(turn, names * 4))
+        for got in together:
+            assert got.token_ids == alone[got.model].token_ids
+            assert got.logprobs == pytest.approx(alone[got.model].logprobs, abs=1e-3)
+        assert [t.model for t in together] == names * 4
+    finally:
+        for name in names[1:]:
+            unload = {"lora_name": name}
+            httpx.post(f"{tiny_engine.url}/v1/unload_lora_adapter", json=unload, timeout=60)
+
+
+def test_model_that_is_not_served_is_an_engine_error(gateway: Gateway) -> None:
     key = gateway.open(Policy("green"))
     response = httpx.post(f"{gateway.base_url(key)}/chat/completions", json={"messages": MESSAGES})
     assert response.status_code == 404 and "green" in response.json()["error"]["message"]
@@ -189,7 +177,7 @@ def test_each_session_is_answered_by_its_own_adapter(
 
 def test_prompt_beyond_the_context_is_told_apart(gateway: Gateway) -> None:
     key = gateway.open(Policy("base", max_tokens=8))
-    messages = [{"role": "user", "content": "word " * (2 * CONTEXT)}]
+    messages = [{"role": "user", "content": "word " * 6000}]
     body = {"messages": messages, "stream": True}
     response = httpx.post(f"{gateway.base_url(key)}/chat/completions", json=body, timeout=60)
     assert response.status_code == 400
@@ -198,38 +186,32 @@ def test_prompt_beyond_the_context_is_told_apart(gateway: Gateway) -> None:
     assert log.has("context_overflow") and log.has("bad_request") and log.turns == []
 
 
-def running(engine: Engine) -> float:
-    text = httpx.get(f"{engine.url}/metrics", timeout=30).text
-    lines = [x for x in text.splitlines() if x.startswith("vllm:num_requests_running")]
-    return sum(float(x.rsplit(" ", 1)[1]) for x in lines)
+def counted(engine: Engine, metric: str, label: str = "") -> float:
+    """A counter or gauge of vLLM, summed over its label sets that contain ``label``."""
+    lines = httpx.get(f"{engine.url}/metrics", timeout=30).text.splitlines()
+    wanted = [x for x in lines if x.startswith(metric) and label in x]
+    return sum(float(x.rsplit(" ", 1)[1]) for x in wanted)
 
 
 @pytest.mark.parametrize("how", ["harness hangs up", "session is closed"])
 def test_vllm_stops_working_for_a_harness_that_has_gone(
-    engine: Engine, gateway: Gateway, how: str
+    tiny_engine: Engine, gateway: Gateway, how: str
 ) -> None:
-    key = gateway.open(Policy("base", max_tokens=700, seed=1))
-    body = {"messages": MESSAGES, "stream": True, "ignore_eos": True}
+    def aborted() -> float:
+        return counted(tiny_engine, "vllm:request_success_total", "abort")
+
+    before = aborted()
+    key = gateway.open(Policy("base", temperature=1.0, max_tokens=1700, seed=1))
     url = f"{gateway.base_url(key)}/chat/completions"
+    body = {"messages": MESSAGES[1:], "stream": True}
     with httpx.stream("POST", url, json=body, timeout=120) as response:
         assert next(response.iter_bytes()).startswith(b": keep-alive")
-        assert until(lambda: running(engine) == 1, 10)
+        assert counted(tiny_engine, "vllm:num_requests_running") == 1
         if how == "session is closed":
             log = gateway.close(key)
-    stopped = time.monotonic()
-    assert until(lambda: running(engine) == 0, 20), "vLLM must abort the request"
-    assert time.monotonic() - stopped < 5
+    assert until(lambda: counted(tiny_engine, "vllm:num_requests_running") == 0, 20)
+    assert until(lambda: aborted() == before + 1, 20), "the answer must be cut off, not finished"
     if how == "harness hangs up":
         assert until(lambda: gateway.peek(key).has("client_gone"))
         log = gateway.close(key)
     assert log.turns == []
-
-
-def test_dead_engine_is_an_engine_error(engine: Engine, gateway: Gateway) -> None:
-    """Last, since it stops the engine."""
-    key = gateway.open(Policy("base", max_tokens=8))
-    engine.stop()
-    body = {"messages": MESSAGES, "stream": True}
-    response = httpx.post(f"{gateway.base_url(key)}/chat/completions", json=body, timeout=60)
-    assert response.status_code == 502
-    assert [e["type"] for e in gateway.close(key).events] == ["engine_error"]

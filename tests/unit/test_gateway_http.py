@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,7 +79,8 @@ def test_budget_is_hard_and_its_notice_is_no_turn(house: Any) -> None:
     log = h.gateway.close(key)
     assert len(log.turns) == 4 == len(h.engine.requests)
     assert log.calls == 4  # the refused request brought the last call's result
-    assert [e["type"] for e in log.events] == ["budget"] * 3
+    (event,) = log.events
+    assert event["type"] == "budget" and event["turn"] == 4 and event["times"] == 3
 
 
 def test_heartbeats_while_the_engine_works(house: Any) -> None:
@@ -136,12 +139,17 @@ def test_side_calls_at_once_are_served_one_after_another(house: Any) -> None:
 
 
 def test_64_sessions_at_once_streamed_and_plain(house: Any) -> None:
+    """The engine answers nobody before all 64 have asked: a gateway that queued them would hang."""
+
+    def all_there() -> bool:
+        return bool(h.engine.peak == 64)
+
     def script(body: dict[str, Any]) -> Scripted:
         step = sum(m["role"] == "assistant" for m in body["messages"])
         who = body["messages"][1]["content"]
         if step < 3:
-            return Scripted(who, [("bash", {"command": f"{who} {step}"})], delay_s=0.2)
-        return Scripted(f"done {who}", delay_s=0.2)
+            return Scripted(who, [("bash", {"command": f"{who} {step}"})], ready=all_there)
+        return Scripted(f"done {who}")
 
     h = house(script)
     names = [f"session {i}" for i in range(64)]
@@ -149,7 +157,6 @@ def test_64_sessions_at_once_streamed_and_plain(house: Any) -> None:
     with ThreadPoolExecutor(64) as pool:
         jobs = [pool.submit(play, h, key, i % 2 == 0, 9, names[i]) for i, key in enumerate(keys)]
         conversations = [job.result() for job in jobs]
-    assert h.engine.peak >= 48, "the gateway must not queue sessions behind one another"
     for i, key in enumerate(keys):
         log = h.gateway.close(key)
         assert log.events == [] and len(log.turns) == 4 and log.calls == 3
@@ -202,3 +209,19 @@ def test_stale_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
         url = f"http://x/s/{gateway.open(POLICY)}/v1/models"
         assert client.get(url).status_code == 200
     assert not path.exists()
+
+
+def test_folders_of_killed_gateways_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, young = tmp_path / "agentkit-gw-dead", tmp_path / "agentkit-gw-young"
+    for folder in (dead, young):
+        folder.mkdir()
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(str(folder / "gw.sock"))
+    with Gateway("http://x") as alive:
+        for folder in (dead, alive.socket_path.parent):
+            os.utime(folder, (0, 0))
+        with Gateway("http://x"):
+            assert not dead.exists() and young.exists() and alive.socket_path.exists()
