@@ -15,6 +15,7 @@ The exit notice closes once that bubblewrap, and so its whole process namespace,
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -183,13 +184,19 @@ class Server:
                     os.close(notice)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """``launcher.py CONTROL_DESCRIPTOR PARENT_PID``; ends with its parent, whenever that ends."""
     link = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(link.fileno(), False)
-    try:
-        server = Server(link, int(sys.argv[2]))
-    except OSError as problem:
-        link.sendall(json.dumps({"error": str(problem)}).encode())
-        sys.exit(1)
-    link.sendall(b"{}")
-    server.run()
+    with contextlib.suppress(ProcessLookupError, ConnectionError):  # the parent is gone already
+        try:
+            server = Server(link, int(sys.argv[2]))
+        except OSError as error:
+            link.sendall(json.dumps({"error": str(error)}).encode())
+            raise SystemExit(1) from None
+        link.sendall(b"{}")
+        server.run()
+
+
+if __name__ == "__main__":
+    main()
