@@ -1,11 +1,12 @@
 """Layer: boundaries. vLLM plugin (entry point group ``vllm.general_plugins``).
 
-vLLM calls ``register`` in each of its processes. It does three things, each only where it applies:
+vLLM calls ``register`` in each of its processes. What it does, each only where it applies:
 
 * in a server that the kit started, every process asks the kernel to end with its parent;
 * on a CPU, LoRA is computed by ``cpu_lora_kernels.GroupedPunicaWrapper``, because vLLM 0.32's own
   operators give base rows of a mixed batch the last slot's adapter and gather weights per token;
-* on a CPU, seeded requests with long prompts do not kill the server (``cpu_seeded_sampling``).
+* on a CPU, seeded requests with long prompts do not kill the server (``cpu_seeded_sampling``);
+* on a CPU, RMSNorm uses vLLM's own kernel (``cpu_norm``).
 
 ``AGENTKIT_CPU_FIXES=off`` leaves vLLM as it is, to measure against it.
 """
@@ -29,9 +30,10 @@ def register() -> None:
     if not current_platform.is_cpu() or os.environ.get("AGENTKIT_CPU_FIXES") == "off":
         return
     _mend_lora(type(current_platform))
-    from agentkit.serving.cpu_seeded_sampling import mend
+    from agentkit.serving import cpu_norm, cpu_seeded_sampling
 
-    mend()
+    cpu_norm.mend()
+    cpu_seeded_sampling.mend()
 
 
 def _mend_lora(platform: Any) -> None:

@@ -31,6 +31,8 @@ LORA_TARGETS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("out_proj", "in_proj", "w1", "w2", "w3"),  # LFM2
 )
+CPU_OPS = ("+rms_norm", "+rotary_embedding", "+silu_and_mul")
+"""vLLM's C++ kernels that its CPU default leaves off: rotary embedding alone is 9 times faster."""
 _NOISE = re.compile(
     r"Engine core initialization failed|See root cause|SystemExit|KeyboardInterrupt"
 )
@@ -116,6 +118,7 @@ def command(settings: EngineSettings, model_path: Path, port: int) -> list[str]:
         argv += ["--max-lora-rank", str(settings.max_lora_rank)]
         argv += ["--lora-target-modules", *settings.lora_targets]
     if engine_device(settings.device) == "cpu":
+        argv += ["--compilation-config", json.dumps({"custom_ops": ["none", *CPU_OPS]})]
         if not settings.max_lora_rank:
             argv += ["--enforce-eager"]  # compiling takes a minute; with LoRA vLLM never compiles
     else:
@@ -309,8 +312,9 @@ class Engine:
         """The error that tells why the server died: its root cause as far as the log has it."""
         code = self._process.poll() if self._process else None
         tail = self.log_tail(400).splitlines()
-        causes = [line for line in tail if _ERROR.search(line) and not _NOISE.search(line)]
-        cause = _ERROR.search(causes[-1]).group(0) if causes else " | ".join(tail[-3:])
+        causes = [found.group(0) for line in tail if (found := _ERROR.search(line))]
+        causes = [cause for cause in causes if not _NOISE.search(cause)]
+        cause = causes[-1] if causes else " | ".join(tail[-3:])
         got = what + (f" (status {code})" if code is not None else "")
         return EngineError(
             f"engine {self.url}",
