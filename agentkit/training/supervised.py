@@ -12,7 +12,7 @@ from transformers import PrinterCallback, TrainerCallback
 from agentkit.params import WarmStartParams
 from agentkit.seeds import derive_seed
 from agentkit.training.demonstrations import Demonstration
-from agentkit.training.forward import packed_logps, shares_prefixes
+from agentkit.training.forward import choose_mode, token_logps
 from agentkit.training.lora import save_adapter
 from agentkit.training.trl_quiet import trl_import
 
@@ -34,19 +34,20 @@ class PackedSFTTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
+        if return_outputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs["labels"]
         wanted = labels != -100
         first = int(wanted.any(0).nonzero()[0])
         with self.accelerator.autocast():
-            found = packed_logps(
+            found = token_logps(
                 self.accelerator.unwrap_model(model),
                 inputs["input_ids"],
                 inputs["attention_mask"],
                 labels.size(1) - first,
                 1.0,
+                choose_mode(self.accelerator.unwrap_model(model)),
             )
-        if return_outputs or found is None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         keep = wanted[:, first:]
         count = keep.sum() if num_items_in_batch is None else num_items_in_batch
         return -(found[0] * keep).sum() / count
@@ -108,7 +109,7 @@ def supervise(
     data = Dataset.from_list([{"input_ids": r.input_ids, "labels": r.labels} for r in rows])
     keep = _Keep(params.save_every, folder, base_name, log)
     micro = next(n for n in (4, 2, 1) if params.sft_batch % n == 0)
-    kind = PackedSFTTrainer if shares_prefixes(model) else SFTTrainer
+    kind = SFTTrainer if choose_mode(model) == "trl" else PackedSFTTrainer
     trainer = kind(
         model=model,
         args=sft_config(params, folder / "trainer", micro),

@@ -37,7 +37,7 @@ from agentkit.training.batch import (
     pad_rows,
     select_rows,
 )
-from agentkit.training.forward import packed_logps, shares_prefixes
+from agentkit.training.forward import choose_mode, token_logps
 
 TRL_VERSION = "1.16.0"
 Collector = Callable[[int], Sequence[Sequence[FinishedSession]]]
@@ -188,7 +188,7 @@ class SessionGRPOTrainer(GRPOTrainer):
         self.remove_callback(PrinterCallback)
         self._collect = collect
         self._scale_by_std, self._max_row_tokens = scale_by_std, max_row_tokens
-        self._share_prefixes = share_prefixes and shares_prefixes(self.model)
+        self._mode = choose_mode(self.model, share_prefixes)
         self.selection = Selection([])
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -219,47 +219,27 @@ class SessionGRPOTrainer(GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Log-probabilities and entropies (B, ``logits_to_keep``) of the last tokens, in nats.
 
-        Equal to TRL's own wherever ``attention_mask`` is 1. Rows that cannot be packed are
-        forwarded by TRL one at a time and without their padding: left padding leaks into
-        convolutions (LFM2), and on a CPU a batch is no faster than its rows.
+        Equal to TRL's own wherever ``attention_mask`` is 1; see ``training.forward`` for how.
+        Several processes need DDP's hooks, and an auxiliary loss the whole model: TRL's way.
         """
-        found = None
-        # Several processes need DDP's hooks, and an auxiliary loss the whole model: TRL's forward.
-        if self._share_prefixes and not compute_aux_loss and self.accelerator.num_processes == 1:
-            with self.accelerator.autocast():
-                found = packed_logps(
-                    self.accelerator.unwrap_model(model),
-                    input_ids,
-                    attention_mask,
-                    logits_to_keep,
-                    self.temperature,
-                )
-        if found is None and compute_aux_loss:
+        if self._mode == "trl" or compute_aux_loss or self.accelerator.num_processes > 1:
             logps, entropies, aux = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size,
                 True, compute_aux_loss, **images,
             )  # fmt: skip
         else:
-            logps, entropies = found or self._row_by_row(
-                model, input_ids, attention_mask, logits_to_keep
-            )
             aux = None
+            with self.accelerator.autocast():
+                logps, entropies = token_logps(
+                    self.accelerator.unwrap_model(model),
+                    input_ids,
+                    attention_mask,
+                    logits_to_keep,
+                    self.temperature,
+                    self._mode,
+                )
         self._seen.append((logps.detach(), entropies.detach()))
         return logps, entropies if compute_entropy else None, aux
-
-    def _row_by_row(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logps, entropies = [], []
-        for ids, on in zip(input_ids, attention_mask.bool(), strict=True):
-            count = int(on[-keep:].sum())
-            found = super()._get_per_token_logps_and_entropies(
-                model, ids[on][None], on[on][None].long(), count, None, True
-            )
-            # Completions are padded on the right.
-            logps.append(torch.nn.functional.pad(found[0][0], (0, keep - count)))
-            entropies.append(torch.nn.functional.pad(found[1][0], (0, keep - count)))
-        return torch.stack(logps), torch.stack(entropies)
 
     def token_statistics(self) -> dict[str, float]:
         """Over the trained tokens of the last step, before its update.

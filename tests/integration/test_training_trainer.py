@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from trl import GRPOTrainer
 
 from agentkit.training.batch import select_rows
-from agentkit.training.forward import pack, packed_logps, shares_prefixes
+from agentkit.training.forward import choose_mode, pack, token_logps
 from agentkit.training.trainer import SessionGRPOTrainer, check_contract, grpo_config
 from tests.integration import tiny_policy as tiny
 
@@ -190,12 +191,9 @@ def test_packed_forward_equals_trl(tmp_path: Path, temperature: float) -> None:
             made, made.model, ids, on, keep, compute_entropy=True
         )[:2]
     )
-    assert shares_prefixes(model)
-    for function in (
-        lambda: packed_logps(model, ids, on, keep, temperature),
-        lambda: made._row_by_row(made.model, ids, on, keep),
-    ):
-        ours = run(function)
+    assert choose_mode(model) == "shared"
+    for mode in ("shared", "separate"):
+        ours = run(functools.partial(token_logps, model, ids, on, keep, temperature, mode))
         torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=2e-5)
         torch.testing.assert_close(ours[1], theirs[1], rtol=0, atol=2e-5)
         for a, b in zip(ours[2], theirs[2], strict=True):
@@ -209,8 +207,11 @@ def test_prefix_tree_shares_what_rows_share() -> None:
     for row, path in zip(rows, tree.paths, strict=True):
         assert [tree.tokens[n] for n in path] == row
         assert [tree.depths[n] for n in path] == list(range(len(row)))
-        for depth, node in enumerate(path):
-            assert tree.mask[node].nonzero().flatten().tolist() == sorted(path[: depth + 1])
+    covered = [n for span in tree.spans for n in range(span.start, span.end)]
+    assert covered == list(range(len(tree.tokens)))
+    for span in tree.spans:
+        path = next(p for p in tree.paths if span.start in p)
+        assert path[: path.index(span.start)] == span.ancestors
 
 
 def test_contract_of_the_pinned_trl() -> None:

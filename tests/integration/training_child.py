@@ -1,7 +1,7 @@
-"""A whole training run on a tiny model, without an engine, to be killed from outside or at a point.
+"""A whole training run on a tiny model, without an engine, that kills itself at a given point.
 
-``python -m tests.integration.training_child FOLDER [POINT COUNT]``: at the COUNT-th pass of POINT the
-process kills itself with SIGKILL. Sessions are sampled from the published adapter files.
+``python -m tests.integration.training_child FOLDER [POINT COUNT]``: at the COUNT-th pass of POINT
+the process sends itself SIGKILL. Sessions are sampled from the published adapter files.
 """
 
 from __future__ import annotations
