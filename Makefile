@@ -43,7 +43,8 @@ reproduce: setup  ## Recompute the shipped interval, without a model
 corpus: setup  ## Record the seed trajectories again
 	$(PY) -m agentkit.record_corpus --out agentkit/data/seed_trajectories
 
-warm-start: setup  ## Train the warm-start adapter again (PROFILE, RUN), from tasks made anew
+warm-start: PROFILE = cpu
+warm-start: setup  ## Train the warm-start adapter again (RUN), from tasks made anew
 	$(PY) notebooks/pipeline.py $(PROFILE) --only 01_synthesise $(if $(RUN),--run $(RUN))
 	$(PY) -m agentkit.training.warm_start_cli params/$(PROFILE)/warm_start.yaml $(if $(RUN),--run $(RUN))
 

@@ -71,14 +71,14 @@ class _Keep(TrainerCallback):
 
 
 def sft_config(params: WarmStartParams, folder: Path, micro_batch: int) -> Any:
-    """TRL's configuration: constant rate, no decay, ``sft_batch`` demonstrations a step."""
+    """TRL's configuration: a rate that falls linearly to zero, no weight decay, ``sft_batch`` demonstrations a step."""
     return SFTConfig(
         output_dir=str(folder),
         max_steps=params.sft_steps,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=params.sft_batch // micro_batch,
         learning_rate=params.learning_rate,
-        lr_scheduler_type="constant",
+        lr_scheduler_type="linear",
         weight_decay=0.0,
         max_grad_norm=1.0,
         max_length=None,
@@ -108,7 +108,7 @@ def supervise(
 
     data = Dataset.from_list([{"input_ids": r.input_ids, "labels": r.labels} for r in rows])
     keep = _Keep(params.save_every, folder, base_name, log)
-    micro = next(n for n in (4, 2, 1) if params.sft_batch % n == 0)
+    micro = next(n for n in (8, 4, 2, 1) if params.sft_batch % n == 0)
     kind = SFTTrainer if choose_mode(model) == "trl" else PackedSFTTrainer
     trainer = kind(
         model=model,
