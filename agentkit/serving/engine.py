@@ -149,6 +149,9 @@ def environment(settings: EngineSettings) -> dict[str, str]:
             # Harnesses and trainer share the cores: a waiting thread that spins takes the core
             # that the thread it waits for needs.
             "OMP_WAIT_POLICY": "PASSIVE",
+            # One function (ranks of logprobs) would be compiled at the first request, by g++, in
+            # more time than it ever saves.
+            "TORCHDYNAMO_DISABLE": "1",
         }
     return env
 
