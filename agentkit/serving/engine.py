@@ -335,6 +335,7 @@ class Engine:
             os.close(pipe)  # the watchdog ends the session
         if self._process is None:
             return
+        self._process.terminate()  # a forked child may still hold the pipe
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
