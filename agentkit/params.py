@@ -293,4 +293,4 @@ STAGES: dict[str, type[StageParams]] = {
         AnalyseParams,
     )
 }
-"""Stage folder name -> parameter model; the name is also that of ``params/<profile>/<name>.yaml``."""
+"""Stage folder name -> parameter model; also the name of ``params/<profile>/<name>.yaml``."""

@@ -71,7 +71,7 @@ class _Keep(TrainerCallback):
 
 
 def sft_config(params: WarmStartParams, folder: Path, micro_batch: int) -> Any:
-    """TRL's configuration: a rate that falls linearly to zero, no weight decay, ``sft_batch`` demonstrations a step."""
+    """TRL's configuration: a rate that falls linearly to 0, ``sft_batch`` demonstrations a step."""
     return SFTConfig(
         output_dir=str(folder),
         max_steps=params.sft_steps,

@@ -13,6 +13,7 @@ from agentkit.params import STAGES, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = sorted(p.name for p in (ROOT / "params").iterdir() if p.is_dir())
+LOGIC = ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.If
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -69,7 +70,7 @@ def test_cells_are_calls_without_outputs_or_shell(path):
         assert not any(line.lstrip().startswith(("!", "%")) for line in cell.source.splitlines())
         # Logic belongs in agentkit: no definitions, loops or branches as statements.
         for node in ast.walk(ast.parse(cell.source)):
-            assert not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.If)
+            assert not isinstance(node, LOGIC)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

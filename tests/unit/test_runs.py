@@ -74,7 +74,7 @@ def test_resume_with_the_same_parameters_and_refusal_of_others(tmp_path):
 
 def test_one_process_at_a_time_and_the_lock_dies_with_its_holder(tmp_path):
     code = (
-        "import sys,time\nfrom agentkit.params import AnalyseParams\nfrom agentkit.runs import Run\n"
+        "import time\nfrom agentkit.params import AnalyseParams\nfrom agentkit.runs import Run\n"
         f"r = Run.open(AnalyseParams(**{ {**VALUES, 'run_dir': str(tmp_path)}!r}))\n"
         "print('ready', flush=True)\ntime.sleep(60)\n"
     )
