@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.errors import ModelError
-from agentkit.serving.engine import LORA_TARGETS
+from agentkit.serving.engine_settings import LORA_TARGETS
 from agentkit.serving.models import SMOLLM2, file_sha256, model_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -105,18 +105,19 @@ def _module(key: str) -> str:
 
 
 def _tensors(shapes: dict[str, tuple[int, ...]]) -> Reason | None:
-    for key, shape in shapes.items():
-        module = _module(key)
+    # LoRA tensors first: what else is there (a copy of the head) follows from a wrong target.
+    for key in sorted(shapes, key=lambda key: ".lora_" not in key):
+        module, shape = _module(key), shapes[key]
         if ".experts" in module or len(shape) != 2:
             return (
                 f"{module} is a fused expert",
                 "linear layers only",
                 "leave the experts out: vLLM loads them and serves them wrongly",
             )
+        if ".lora_" in key and module.rsplit(".", 1)[-1] not in LORA_TARGETS:
+            return f"target {module}", f"one of {', '.join(LORA_TARGETS)}", "train without it"
         if ".lora_A." not in key and ".lora_B." not in key:
             return f"tensor {key}", "lora_A and lora_B of linear layers", "train it again without"
-        if module.rsplit(".", 1)[-1] not in LORA_TARGETS:
-            return f"target {module}", f"one of {', '.join(LORA_TARGETS)}", "train without it"
     return None if shapes else ("no tensors", "lora_A and lora_B of linear layers", "")
 
 

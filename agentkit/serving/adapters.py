@@ -19,7 +19,7 @@ import httpx
 
 from agentkit.errors import EngineError, ModelError
 from agentkit.serving.adapter_check import check_adapter, largest_b, weights_sha256
-from agentkit.serving.engine import BASE
+from agentkit.serving.engine_settings import BASE
 from agentkit.serving.probe import PROBE_IDS, prompt_logprobs
 
 Expected = Callable[[Sequence[int]], Sequence[float]]
@@ -91,9 +91,10 @@ class AdapterStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if callable(source):
-                work.mkdir()
+                work.mkdir(parents=True)
                 source(work)
             else:
+                check_adapter(Path(source), self.model_path, self.max_rank)
                 shutil.copytree(source, work)
             return self._send(work, version, expected)
         except OSError as error:
