@@ -193,11 +193,15 @@ class TourParams(SessionParams):
 
 
 class WarmStartParams(SessionParams):
-    """Supervised warm start on the training split's own trajectories."""
+    """Supervised warm start on the training split's own trajectories.
+
+    ``copies``: how often each demonstration is used, from the second on with its nouns exchanged.
+    """
 
     stage: ClassVar[str] = "warm_start"
     name: str
     demonstrations: int = Positive
+    copies: int = Positive
     sft_steps: int = Positive
     sft_batch: int = Positive
     learning_rate: float = Positive

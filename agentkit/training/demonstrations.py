@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from agentkit.errors import HarnessError
+from agentkit.training.renaming import rename
 from agentkit.types import Step, Task, Trajectory
 
 MARK = "INSTRUCTION-MARK"
@@ -164,11 +167,13 @@ def demonstrations(
     tokenizer: Any,
     *,
     max_tokens: int,
+    renamed: np.random.Generator | None = None,
 ) -> tuple[list[Demonstration], Counter[str]]:
     """Demonstrations of ``tasks`` (in order) and a count of why others gave none.
 
     Args:
         trajectories: by session id; a task's ``source["session_id"]`` names its own.
+        renamed: exchange the nouns of each demonstration by draws from this generator.
     """
     made: list[Demonstration] = []
     refused: Counter[str] = Counter()
@@ -178,6 +183,8 @@ def demonstrations(
             if trajectory is None:
                 raise Unusable("its trajectory is not in the data set")
             messages = conversation(task, trajectory, form)
+            if renamed is not None:
+                messages = rename(messages, renamed)
             row = tokenise(task.task_id, messages, form.tools, tokenizer)
             if len(row.input_ids) > max_tokens:
                 raise Unusable(f"longer than {max_tokens} tokens")

@@ -160,8 +160,13 @@ def warm_start(
         lambda text: probe(stack.harness, stack.backend, stack.settings, text), dev[0].instruction
     )
     by_id = {t.session_id: t for t in trajectories}
+    rest = rest[: params.demonstrations]
     rows, refused = demonstrations(rest, by_id, form, tokenizer, max_tokens=DEMONSTRATION_TOKENS)
-    rows = rows[: params.demonstrations]
+    for copy in range(1, params.copies):
+        names = np.random.default_rng(derive_seed(params.seed, "warm_start", "names", copy))
+        rows += demonstrations(
+            rest, by_id, form, tokenizer, max_tokens=DEMONSTRATION_TOKENS, renamed=names
+        )[0]
     run.log(f"{len(rows)} demonstrations of {len(rest)} tasks; refused: {dict(refused)}")
     if len(rows) < params.sft_batch:
         raise TrainingError("demonstrations", f"{len(rows)}", f"at least {params.sft_batch}")
