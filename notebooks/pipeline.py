@@ -29,9 +29,10 @@ NOTEBOOKS = {
     "04_ablate": "04_ablate_reward",
     "05_analyse": "05_analyse_intervals",
 }
-"""Stage -> notebook. Tour last but one to read, first to learn: it needs the tasks of 01."""
+"""Stage -> notebook."""
 
 ORDER = ("01_synthesise", "00_tour", "02_train", "03_evaluate", "04_ablate", "05_analyse")
+"""The tour is the first to read; it needs a task of 01."""
 
 
 def load(profile: str, stage: str, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def load(profile: str, stage: str, overrides: dict[str, Any]) -> dict[str, Any]:
 def execute(stage: str, values: dict[str, Any]) -> Path:
     """Execute one notebook; raises KitError with the cell's own line where it fails."""
     import papermill
+    from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
     source = ROOT / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
@@ -70,6 +72,13 @@ def execute(stage: str, values: dict[str, Any]) -> Path:
             f"{error.ename}: {error.evalue}",
             "",
             f"the executed notebook is {target.relative_to(ROOT)}",
+        ) from None
+    except DeadKernelError:
+        raise KitError(
+            source.name,
+            "its kernel died (killed, or out of memory)",
+            "",
+            "run the same command again: finished work is kept",
         ) from None
     print(f"[{stage}] done in {time.monotonic() - started:.0f} s", flush=True)
     return target
