@@ -197,9 +197,7 @@ class Engine:
         """The error that tells why the server died: its root cause as far as the log has it."""
         code = self._process.poll() if self._process else None
         tail = self.log_tail(400).splitlines()
-        causes = [found.group(0) for line in tail if (found := _ERROR.search(line))]
-        causes = [cause for cause in causes if not _NOISE.search(cause)]
-        cause = causes[-1] if causes else " | ".join(tail[-3:])
+        cause = _root_cause(tail) or " | ".join(tail[-3:])
         got = what + (f" (status {code})" if code is not None else "")
         return EngineError(
             f"engine {self.url}",
@@ -228,3 +226,14 @@ class Engine:
         pipe = getattr(self, "_pipe", None)
         if pipe is not None:
             os.close(pipe)
+
+
+def _root_cause(lines: list[str]) -> str:
+    """The last error of a log that does not merely report another process's, or nothing."""
+    for i in range(len(lines) - 1, -1, -1):
+        found = _ERROR.search(lines[i])
+        if found and not _NOISE.search(found.group(0)):
+            # pydantic tells what is wrong in the line after the error's name.
+            more = lines[i + 1 : i + 2] if "validation error" in found.group(0) else []
+            return " ".join([found.group(0), *more])
+    return ""

@@ -258,6 +258,10 @@ def _write_checkpoint(source: Path, template: str, work: Path) -> None:
     tokenizer.chat_template = template
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(work)
+    saved = _read_json(work / "tokenizer_config.json")
+    for key in ("is_local", "local_files_only"):  # how it was loaded here, not what it is
+        saved.pop(key, None)
+    (work / "tokenizer_config.json").write_text(json.dumps(saved, indent=2) + "\n")
     if bars:
         logging.enable_progress_bar()
     # The GGUF says `pre = smollm`: single digits, then GPT-2's byte-level split. transformers'

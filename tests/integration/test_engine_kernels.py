@@ -51,11 +51,9 @@ def by_rows(y, x, slots, adapters):
 
 
 def apply(layer: Layer, slots: list[int], y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    wrapper = SimpleNamespace(token_groups=kernels.group_rows(np.array(slots)))
     out = y.clone()
-    kernels.GroupedPunicaWrapper.add_lora_linear(
-        wrapper, out, x, layer.lora_a_stacked, layer.lora_b_stacked, 1.0, OUTS
-    )
+    step = kernels.Step(np.array(slots))
+    kernels.add_lora(out, x, layer.lora_a_stacked, layer.lora_b_stacked, step)
     return out
 
 
@@ -65,6 +63,7 @@ BATCHES = {
     "runs": [-1, -1, 0, 0, 0, 2, 2, -1],
     "scattered, all slots": [2, -1, 0, 1, -1, 0, 2, 1, -1],
     "one row": [2],
+    "a long prefill": [-1, 0, 2, 0] * 100,
 }
 
 
@@ -107,16 +106,18 @@ def test_new_weights_in_a_used_slot_are_used(dtype: torch.dtype) -> None:
     assert torch.equal(apply(layer, [0] * 3, y, x), y)
 
 
-def test_groups_hold_every_adapter_row_once() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        slots = rng.integers(-1, 4, rng.integers(1, 30))
-        seen = np.full(slots.size, -1)
-        for slot, rows in kernels.group_rows(slots):
-            index = slice(None) if rows is None else rows
-            assert (seen[index] == -1).all()
-            seen[index] = slot
-        assert (seen == slots).all()
+@pytest.mark.parametrize("repeat", [1, 100])
+def test_an_adapter_that_overflows_reaches_no_other_row(repeat: int) -> None:
+    layer = Layer(torch.float32)
+    kernels.fuse_slices(layer)
+    layer.set_lora(0, *weights(0))
+    a, b = weights(1)
+    layer.set_lora(1, [part * 1e38 for part in a], [part * 1e38 for part in b])
+    slots = [0, 1, -1] * repeat
+    x, y = torch.ones(len(slots), WIDTH), torch.zeros(len(slots), sum(OUTS))
+    got = apply(layer, slots, y, x).view(repeat, 3, -1)
+    assert not got[:, 1].isfinite().all()
+    assert got[:, [0, 2]].isfinite().all()
 
 
 @pytest.mark.parametrize("strided", [False, True])
