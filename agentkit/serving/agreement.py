@@ -22,8 +22,13 @@ from agentkit.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.06}
-"""Allowed mean |difference| of logprobs, nats, by the engine's dtype."""
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.12}
+"""Allowed mean |difference| of logprobs, nats, by the engine's dtype.
+
+Measured on 700 tokens of text and code, SmolLM2-135M: any two bfloat16 computations (this engine,
+stock vLLM, transformers, transformers under autocast) differ by 0.050-0.058 from each other and by
+0.03-0.05 from float32; another adapter differs by several tenths.
+"""
 RATIO_RANGE = (0.8, 1.25)
 PROMPTS = (
     "The capital of France is",
