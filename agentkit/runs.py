@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from importlib import metadata
@@ -302,7 +301,7 @@ class Run:
             }
         self.manifest["status"] = "running"
         self._write()
-        self.log(f"stage {self.params.stage}: {' '.join(sys.argv[:1])} started")
+        self.log(f"stage {self.params.stage} started")
 
     def _difference(self) -> str:
         old, new = self.manifest.get("params", {}), self.params.model_dump(mode="json")
