@@ -35,6 +35,11 @@ ORDER = ("01_synthesise", "00_tour", "02_train", "03_evaluate", "04_ablate", "05
 """The tour is the first to read; it needs a task of 01."""
 
 
+def shown(path: Path) -> Path:
+    """A path as a reader of the output wants it: relative where it lies below the project."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
 def load(profile: str, stage: str, overrides: dict[str, Any]) -> dict[str, Any]:
     """A stage's parameters, validated before any notebook starts."""
     path = ROOT / "params" / profile / f"{stage}.yaml"
@@ -71,7 +76,7 @@ def execute(stage: str, values: dict[str, Any]) -> Path:
             f"{source.name}, cell {error.exec_count}",
             f"{error.ename}: {error.evalue}",
             "",
-            f"the executed notebook is {target.relative_to(ROOT)}",
+            f"the executed notebook is {shown(target)}",
         ) from None
     except DeadKernelError:
         raise KitError(
@@ -129,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from agentkit.report import render_report
 
                 page = render_report(executed, ROOT / values["run_dir"] / "report.html")
-                print(f"report: {page.relative_to(ROOT)}")
+                print(f"report: {shown(page)}")
         print(f"all stages done in {(time.monotonic() - started) / 60:.1f} min")
     except KitError as error:
         print(f"error: {error}", file=sys.stderr)
