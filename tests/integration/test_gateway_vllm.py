@@ -190,10 +190,10 @@ def test_prompt_beyond_the_context_is_told_apart(gateway: Gateway) -> None:
     assert log.has("context_overflow") and log.has("bad_request") and log.turns == []
 
 
-def counted(engine: Engine, metric: str, label: str = "") -> float:
-    """A counter or gauge of vLLM, summed over its label sets that contain ``label``."""
+def counted(engine: Engine, metric: str) -> float:
+    """A counter or gauge of vLLM, summed over its label sets."""
     lines = httpx.get(f"{engine.url}/metrics", timeout=30).text.splitlines()
-    wanted = [x for x in lines if x.startswith(metric) and label in x]
+    wanted = [x for x in lines if x.startswith(metric)]
     return sum(float(x.rsplit(" ", 1)[1]) for x in wanted)
 
 
@@ -201,21 +201,20 @@ def counted(engine: Engine, metric: str, label: str = "") -> float:
 def test_vllm_stops_working_for_a_harness_that_has_gone(
     tiny_engine: Engine, gateway: Gateway, how: str
 ) -> None:
-    def aborted() -> float:
-        return counted(tiny_engine, "vllm:request_success_total", "abort")
-
-    before = aborted()
+    before = counted(tiny_engine, "vllm:generation_tokens_total")
     # greedily the tiny model never samples its end token: 1,700 tokens take seconds
     key = gateway.open(Policy("base", temperature=0.0, max_tokens=1700))
     url = f"{gateway.base_url(key)}/chat/completions"
     body = {"messages": MESSAGES[1:], "stream": True}
     with httpx.stream("POST", url, json=body, timeout=120) as response:
-        assert next(response.iter_bytes()).startswith(b": keep-alive")
+        parts = response.iter_bytes()  # held: httpx hangs up when its iterator is dropped
+        assert next(parts).startswith(b": keep-alive")
         assert until(lambda: counted(tiny_engine, "vllm:num_requests_running") == 1, 20)
         if how == "session is closed":
             log = gateway.close(key)
     assert until(lambda: counted(tiny_engine, "vllm:num_requests_running") == 0, 20)
-    assert until(lambda: aborted() == before + 1, 20), "the answer must be cut off, not finished"
+    sampled = counted(tiny_engine, "vllm:generation_tokens_total") - before
+    assert 0 < sampled < 1600, "the answer must be cut off, not finished"
     if how == "harness hangs up":
         assert until(lambda: gateway.peek(key).has("client_gone"))
         log = gateway.close(key)
