@@ -141,8 +141,10 @@ class SessionLog:
     """All that the gateway saw of one session.
 
     ``turns`` holds only answers that reached the harness whole. ``events`` lists everything else,
-    each ``{"type", "reason", "turn", ...}`` with type one of ``budget`` (a model call beyond the
-    budget, answered by a notice), ``engine_error``, ``client_gone``, ``bad_request``.
+    each ``{"type", "reason", "turn", "times", ...}`` (repeats are folded) with type one of
+    ``budget`` (a model call beyond the budget, answered by a notice), ``engine_error``,
+    ``client_gone``, ``bad_request``, ``context_overflow``, ``resend``, ``side_call``,
+    ``call_rewritten``, ``call_blocked``.
     ``calls`` counts tool calls that the gateway delivered and whose result came back.
     """
 
