@@ -127,11 +127,11 @@ print(sorted(p.name for p in Path("/small").iterdir()))
 
 def test_a_full_disk_gives_one_line_and_no_torn_record(tmp_path):
     """A real full file system: a 128 KiB tmpfs made by bubblewrap."""
-    from agentkit.sandboxes.bubblewrap import find_bwrap
+    from agentkit.sandboxes.layout import program
 
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [str(find_bwrap()), "--bind", "/", "/", "--dev", "/dev", "--size", "131072"]
+        [str(program()), "--bind", "/", "/", "--dev", "/dev", "--size", "131072"]
         + ["--tmpfs", "/small", sys.executable, "-c", FULL_DISK],
         capture_output=True,
         text=True,
