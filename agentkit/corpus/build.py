@@ -7,12 +7,10 @@ agent's own and no part of the wish, so a validator made from it stays hidden.
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable
 
 from agentkit.corpus.scenario import Family, Scenario, bash, pick, stem, wording, write
-from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SETTINGS
+from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NAMES, NOUNS
 
 
 def _scenario(
@@ -42,67 +40,6 @@ def arithmetic(rng: random.Random) -> Scenario:
     code = f"def {fn}({x}):\n    return {x} {sign} {k}\n"
     check = f"python3 -c 'from {module} import {fn}; print({fn}({a}), {fn}({b}))'"
     return _scenario("arithmetic", wish, f"{module}.py", code, check, f"{compute(a)} {compute(b)}")
-
-
-def text_function(rng: random.Random) -> Scenario:
-    """A one-line function on a string."""
-    module = stem(rng, NOUNS, FILE_STEMS)
-    fn = rng.choice(["label", "title_of", "clean", "polish", "render", "tidy", "echo_text", "mark"])
-    x = rng.choice(["text", "word", "name", "s"])
-    extra = rng.choice(NOUNS)
-    options: list[tuple[str, str, Callable[[str], str]]] = [
-        ("in upper case", ".upper()", str.upper),
-        ("in lower case", ".lower()", str.lower),
-        ("with a capital first letter", ".capitalize()", str.capitalize),
-        ("reversed", "[::-1]", lambda s: s[::-1]),
-        (f"followed by '{extra}'", f" + '{extra}'", lambda s: s + extra),
-        ("without spaces", ".replace(' ', '')", lambda s: s.replace(" ", "")),
-        ("written twice", " * 2", lambda s: s * 2),
-    ]
-    how, code, compute = rng.choice(options)
-    one, two = rng.choice(NAMES) + " " + rng.choice(NOUNS), rng.choice(NOUNS)
-    cores = (
-        "Create {path} with a function {fn}({x}) that returns {x} {how}.",
-        "Write {path}: a function {fn} takes {x} and returns it {how}.",
-        "I need a file {path} with {fn}({x}). It gives back {x} {how}.",
-        "Make {path}. {fn}({x}) must return {x} {how}.",
-        "Please write a small module {path} whose function {fn}({x}) returns {x} {how}.",
-    )
-    wish = wording(rng, cores, path=f"{module}.py", fn=fn, x=x, how=how)
-    body = f"def {fn}({x}):\n    return {x}{code}\n"
-    check = f"""python3 -c 'from {module} import {fn}; print({fn}("{one}"), {fn}("{two}"))'"""
-    printed = f"{compute(one)} {compute(two)}"
-    return _scenario("text_function", wish, f"{module}.py", body, check, printed)
-
-
-def list_function(rng: random.Random) -> Scenario:
-    """A one-line function on a list of numbers."""
-    module = stem(rng, NOUNS, FILE_STEMS)
-    fn = rng.choice(["best", "worst", "compute", "report", "check_all", "overview", "inspect_all"])
-    x = rng.choice(["items", "numbers", "values", "data", "points"])
-    options: list[tuple[str, str, Callable[[list[int]], object]]] = [
-        ("the largest of the", f"max({x})", max),
-        ("the smallest of the", f"min({x})", min),
-        ("the sum of the", f"sum({x})", sum),
-        ("how many there are of the", f"len({x})", len),
-        ("a sorted list of the", f"sorted({x})", sorted),
-        ("the first of the", f"{x}[0]", lambda v: v[0]),
-        ("the last of the", f"{x}[-1]", lambda v: v[-1]),
-    ]
-    what, code, compute = rng.choice(options)
-    one, two = pick(rng, range(2, 60), 3), pick(rng, range(2, 60), 4)
-    cores = (
-        "Create {path} with a function {fn}({x}) that returns {what} {x}.",
-        "Write {path}. Its function {fn}({x}) returns {what} {x}.",
-        "Please make a module {path}: {fn}({x}) gives {what} {x}, a list of numbers.",
-        "I want to import {fn} from {path}. {fn}({x}) has to return {what} {x}.",
-        "New file {path}, one function {fn} with a list {x}; return {what} {x}.",
-    )
-    wish = wording(rng, cores, path=f"{module}.py", fn=fn, x=x, what=what)
-    body = f"def {fn}({x}):\n    return {code}\n"
-    check = f"python3 -c 'from {module} import {fn}; print({fn}({one}), {fn}({two}))'"
-    printed = f"{compute(one)} {compute(two)}"
-    return _scenario("list_function", wish, f"{module}.py", body, check, printed)
 
 
 def predicate(rng: random.Random) -> Scenario:
@@ -160,63 +97,6 @@ def shell_arguments(rng: random.Random) -> Scenario:
     return _scenario("shell_arguments", wish, f"{script}.sh", f"echo {sentence}\n", check, printed)
 
 
-def shell_filter(rng: random.Random) -> Scenario:
-    """A shell script that filters its standard input."""
-    script = stem(rng, NOUNS, FILE_STEMS)
-    k, n = rng.randint(2, 9), rng.randint(11, 30)
-    numbers = list(range(1, n + 1))
-    digit = rng.randint(1, 9)
-    what, code, result = rng.choice(
-        [
-            (f"the first {k} lines of its input", f"head -n {k}", numbers[:k]),
-            (f"the last {k} lines of its input", f"tail -n {k}", numbers[-k:]),
-            ("the number of lines of its input", "wc -l", [n]),
-            ("its input in reverse order", "tac", numbers[::-1]),
-            (
-                f"the input lines that contain {digit}",
-                f"grep {digit}",
-                [v for v in numbers if str(digit) in str(v)],
-            ),
-            (
-                f"the input lines without a {digit}",
-                f"grep -v {digit}",
-                [v for v in numbers if str(digit) not in str(v)],
-            ),
-        ]
-    )
-    cores = (
-        "Create {path}, a bash script that prints {what}.",
-        "Write {path}: it reads standard input and prints {what}.",
-        "I need a filter {path} for bash that outputs {what}.",
-        "Make a script {path}. It prints {what}.",
-        "Please write a shell filter {path} which prints {what}.",
-    )
-    wish = wording(rng, cores, path=f"{script}.sh", what=what)
-    printed = "\n".join(map(str, result))
-    check = f"seq {n} | bash {script}.sh"
-    return _scenario("shell_filter", wish, f"{script}.sh", f"{code}\n", check, printed)
-
-
-def json_file(rng: random.Random) -> Scenario:
-    """A small JSON file with given keys and values."""
-    name = stem(rng, NOUNS, FILE_STEMS)
-    first, second = pick(rng, SETTINGS, 2)
-    word, number = rng.choice(NOUNS), rng.randint(2, 99)
-    cores = (
-        'Create {path} with the keys {first} = "{word}" and {second} = {number}.',
-        'Write a JSON file {path}: {first} is "{word}", {second} is {number}.',
-        'I need {path}, JSON, with {first} set to "{word}" and {second} set to {number}.',
-        'Make {path} in JSON. Two keys: {first} ("{word}") and {second} ({number}).',
-        'Please store {first} "{word}" and {second} {number} in a new JSON file {path}.',
-    )
-    path = f"{name}.json"
-    wish = wording(rng, cores, path=path, first=first, second=second, word=word, number=number)
-    data = {first: word, second: number}
-    check = f"python3 -m json.tool --sort-keys {path}"
-    printed = json.dumps(data, indent=4, sort_keys=True)
-    return _scenario("json_file", wish, path, json.dumps(data) + "\n", check, printed)
-
-
 def csv_file(rng: random.Random) -> Scenario:
     """A CSV file with a header and two rows."""
     name = stem(rng, NOUNS, FILE_STEMS)
@@ -259,6 +139,5 @@ def constants(rng: random.Random) -> Scenario:
 
 
 FAMILIES: tuple[Family, ...] = (
-    arithmetic, text_function, list_function, predicate, shell_arguments, shell_filter, json_file,
-    csv_file, constants,
+    arithmetic, predicate, shell_arguments, csv_file, constants,
 )  # fmt: skip

@@ -1,50 +1,30 @@
 """Layer: sources. Extend families: old behaviour still passes, new behaviour is checked.
 
 What each trace shows: message 1 prints every file of the workspace and runs the old check, which
-passes; message 2 edits; message 3 runs ``<old check> && <new check>``. So the initial contents,
-the old behaviour before and after, and the new behaviour all stand in the trace. The new check is
-the agent's own and no part of the wish.
+passes; message 2 is ``<edit> && <old check> && <new check>``. So the initial contents, the old
+behaviour before and after, and the new behaviour all stand in the trace. The new check is the
+agent's own and no part of the wish.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
-from agentkit.corpus.scenario import (
-    Call,
-    Family,
-    Scenario,
-    bash,
-    lines,
-    pick,
-    show,
-    stem,
-    wording,
-    write,
-)
-from agentkit.corpus.words import (
-    COLORS,
-    FILE_STEMS,
-    FUNCTIONS,
-    NAMES,
-    NOUNS,
-    SECTIONS,
-    SETTINGS,
-    VERBS,
-)
+from agentkit.corpus.scenario import Family, Scenario, bash, lines, pick, show_all, stem, wording
+from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SECTIONS, SETTINGS
+from agentkit.types import Files
 
 
 def _scenario(
     family: str,
     wish: str,
-    files: dict[str, bytes],
+    files: Files,
     checks: tuple[str, str],
-    edit: Call,
+    edit: str,
     printed: tuple[str, str],
 ) -> Scenario:
     old, new = checks
-    turns = ((show(*sorted(files)), bash(old)), (edit,), (bash(f"{old} && {new}"),))
+    turns = ((show_all(files), bash(old)), (bash(f"{edit} && {old} && {new}"),))
     return Scenario(family, "extend", wish, files, turns, "Added.", "\n".join(printed))
 
 
@@ -68,8 +48,8 @@ def add_function(rng: random.Random) -> Scenario:
     cores = (
         "Add a function {new}({x}) to {path} that returns {x} {sign} {k}. "
         "python3 check.py must still pass.",
-        "{path} also needs {new}({x}), which returns {x} {sign} {k}. Keep {old} working, "
-        "see check.py.",
+        "{path} also needs {new}({x}), which returns {x} {sign} {k}. Keep {old} and check.py "
+        "working.",
         "Extend {path}: {new}({x}) gives {x} {sign} {k}. Do not break check.py.",
         "Next to {old} I want {new}({x}) = {x} {sign} {k} in {path}. check.py must pass as before.",
         "Please append {new}({x}) to {path}; it returns {x} {sign} {k}. check.py tests the rest.",
@@ -77,7 +57,7 @@ def add_function(rng: random.Random) -> Scenario:
     wish = wording(
         rng, cores, new=new, old=old, x=x, sign=sign, k=k, path=f"{module}.py"
     )  # fmt: skip
-    edit = bash(f"echo 'def {new}({x}): return {x} {sign} {k}' >> {module}.py")
+    edit = f"echo 'def {new}({x}): return {x} {sign} {k}' >> {module}.py"
     check = f"python3 -c 'from {module} import {new}; print({new}({b}), {new}({c}))'"
     printed = f"{compute(b)} {compute(c)}"
     return _scenario(
@@ -85,151 +65,45 @@ def add_function(rng: random.Random) -> Scenario:
     )
 
 
-def add_text_function(rng: random.Random) -> Scenario:
-    """A string function added by writing the short module anew."""
-    module = rng.choice(NOUNS)
-    old, new = pick(rng, ["label", "title_of", "clean", "polish", "render", "tidy", "mark"], 2)
-    x = rng.choice(["text", "word", "name"])
-    options: list[tuple[str, Callable[[str], str]]] = [
-        (".upper()", str.upper),
-        (".lower()", str.lower),
-        (".strip()", str.strip),
-        (".title()", str.title),
-        ("[::-1]", lambda s: s[::-1]),
-    ]
-    (old_code, old_do), (new_code, new_do) = pick(rng, options, 2)
-    one, two = rng.choice(NAMES), rng.choice(NAMES) + " " + rng.choice(NOUNS)
-    word = rng.choice(["ok", "passed", "good", "fine"])
-    code = f"def {old}({x}):\n    return {x}{old_code}\n"
-    files = {
-        f"{module}.py": code.encode(),
-        "check.py": lines(
-            f"from {module} import {old}",
-            f"assert {old}('{one}') == '{old_do(one)}'",
-            f"print('{word}')",
-        ),
-    }
-    cores = (
-        "Add {new}({x}) to {path}, it returns {x}{new_code}. python3 check.py must still pass.",
-        "Write a second function {new}({x}) in {path} that returns {x}{new_code}. Keep {old}.",
-        "{path} has {old}. Put {new}({x}) below it, returning {x}{new_code}; check.py stays green.",
-        "Please extend {path} by {new}({x}): return {x}{new_code}. {old} must not change.",
-        "I also need {new}({x}) in {path}. It returns {x}{new_code}. check.py covers {old}.",
-    )
-    wish = wording(rng, cores, new=new, old=old, x=x, new_code=new_code, path=f"{module}.py")
-    edit = write(f"{module}.py", f"{code}\ndef {new}({x}):\n    return {x}{new_code}\n")
-    check = f"""python3 -c 'from {module} import {new}; print({new}("{two}"), {new}("{one}"))'"""
-    printed = f"{new_do(two)} {new_do(one)}"
-    checks = ("python3 check.py", check)
-    return _scenario("add_text_function", wish, files, checks, edit, (word, printed))
-
-
-def add_json_key(rng: random.Random) -> Scenario:
-    """One more key in a JSON file that a script reads."""
-    name = stem(rng, NOUNS, FILE_STEMS)
-    keys = pick(rng, SETTINGS, rng.randint(2, 3))
-    *old, new = keys
-    values = pick(rng, range(2, 99), len(keys))
-    rows = [f'"{k}": {v}' for k, v in zip(old, values, strict=False)]
-    script = rng.choice(["get.py", "read.py", "show.py", "value.py"])
-    files = {
-        f"{name}.json": lines("{", ",\n".join(rows), "}"),
-        script: lines("import json, sys", f"print(json.load(open('{name}.json'))[sys.argv[1]])"),
-    }
-    cores = (
-        "Add the key {new} with the value {value} to {path}. The other keys must stay.",
-        "{path} needs one more key: {new} is {value}. python3 {script} {old} must work as before.",
-        "Put {new} = {value} into {path}, keep what is there.",
-        "Please extend {path} by {new}, value {value}. {script} reads this file.",
-        "Set a new key {new} to {value} in {path} so that python3 {script} {new} prints it.",
-    )
-    wish = wording(
-        rng, cores, new=new, value=values[-1], path=f"{name}.json", script=script, old=old[0]
-    )
-    edit = bash(f"sed -i '1a \"{new}\": {values[-1]},' {name}.json")
-    checks = (f"python3 {script} {old[0]}", f"python3 {script} {new}")
-    return _scenario("add_json_key", wish, files, checks, edit, (str(values[0]), str(values[-1])))
-
-
 def add_ini_option(rng: random.Random) -> Scenario:
-    """One more option at the end of an INI file; get.sh looks options up."""
+    """One more option at the end of an INI file; check.sh looks for an old one."""
     name, section = rng.choice(NOUNS), rng.choice(SECTIONS)
     keys = pick(rng, SETTINGS, rng.randint(3, 4))
     values = [rng.choice(NOUNS) if rng.random() < 0.5 else str(rng.randint(2, 99)) for _ in keys]
-    *old, new = keys
-    rows = [f"{k} = {v}" for k, v in zip(old, values, strict=False)]
-    script = rng.choice(["get.sh", "look.sh", "find.sh", "opt.sh"])
-    files = {
-        f"{name}.ini": lines(f"[{section}]", *rows),
-        script: lines(f'grep "^$1 = " {name}.ini'),
-    }
+    rows = [f"{k} = {v}" for k, v in zip(keys, values, strict=True)]
+    path, old = f"{name}.ini", rng.choice(rows[:-1])
+    files = {"check.sh": lines(f"grep -x '{old}' {path}"), path: lines(f"[{section}]", *rows[:-1])}
     cores = (
-        "Add the option {new} = {value} to {path}.",
-        "{path} lacks the option {new}. Append it with the value {value}, keep the others.",
-        "Please extend {path}: {new} = {value}. bash {script} {old} must work as before.",
-        "I want bash {script} {new} to find {new} = {value} in {path}. Add it.",
-        "Put {new} = {value} at the end of {path}, all other options stay.",
+        "Add the option {new} = {value} to {path}. bash check.sh must still pass.",
+        "{path} lacks the option {new} = {value}. Append it, check.sh has to pass as before.",
+        "Please extend {path}: {new} = {value}. Do not break check.sh.",
+        "Put {new} = {value} at the end of {path}; bash check.sh tests the rest.",
+        "I want {new} = {value} in {path} as well. Keep check.sh working.",
     )
-    wish = wording(
-        rng, cores, new=new, value=values[-1], path=f"{name}.ini", script=script, old=old[0]
-    )
-    edit = bash(f"echo '{new} = {values[-1]}' >> {name}.ini")
-    checks = (f"bash {script} {old[0]}", f"bash {script} {new}")
-    return _scenario(
-        "add_ini_option", wish, files, checks, edit, (rows[0], f"{new} = {values[-1]}")
-    )
+    wish = wording(rng, cores, new=keys[-1], value=values[-1], path=path)
+    edit, check = f"echo '{rows[-1]}' >> {path}", f"tail -n 1 {path}"
+    return _scenario("add_ini_option", wish, files, ("bash check.sh", check), edit, (old, rows[-1]))
 
 
 def add_csv_row(rng: random.Random) -> Scenario:
-    """One more row in a CSV file; a script looks rows up by their first field."""
+    """One more row in a CSV file; check.sh looks for an old one."""
     name = stem(rng, NOUNS, FILE_STEMS)
     names = pick(rng, NOUNS, rng.randint(3, 5))
     values = pick(rng, range(2, 99), len(names))
     rows = [f"{n},{v}" for n, v in zip(names, values, strict=True)]
     header = rng.choice(["item,price", "name,count", "thing,size", "product,points"])
-    script = rng.choice(["look.sh", "row.sh", "find.sh", "query.sh"])
-    files = {
-        f"{name}.csv": lines(header, *rows[:-1]),
-        script: lines(f'grep "^$1," {name}.csv'),
-    }
+    path, old = f"{name}.csv", rng.choice(rows[:-1])
+    files = {"check.sh": lines(f"grep -x '{old}' {path}"), path: lines(header, *rows[:-1])}
     cores = (
-        "Add the row {row} to {path}.",
-        "{path} needs one more row at the end: {row}. The other rows stay.",
-        "Please append {row} to {path}. bash {script} {old} must work as before.",
-        "Put a row for {new} into {path}, with {value}: {row}.",
-        "bash {script} {new} should find {row} in {path}. Add that row.",
+        "Add the row {row} to {path}. bash check.sh must still pass.",
+        "{path} needs one more row at the end: {row}. Keep check.sh working.",
+        "Please append {row} to {path}. Do not break check.sh.",
+        "Put {row} below the other rows of {path}; bash check.sh tests the rest.",
+        "The row {row} is missing in {path}. Add it, check.sh has to pass as before.",
     )
-    wish = wording(
-        rng, cores, row=rows[-1], path=f"{name}.csv", script=script, old=names[0],
-        new=names[-1], value=values[-1],
-    )  # fmt: skip
-    edit = bash(f"echo '{rows[-1]}' >> {name}.csv")
-    checks = (f"bash {script} {names[0]}", f"bash {script} {names[-1]}")
-    return _scenario("add_csv_row", wish, files, checks, edit, (rows[0], rows[-1]))
-
-
-def add_case(rng: random.Random) -> Scenario:
-    """One more branch in a shell script's case statement."""
-    script = stem(rng, NOUNS, FILE_STEMS)
-    old, new = pick(rng, VERBS, 2)
-    says = pick(rng, NOUNS, 2)
-    other = rng.choice(["unknown", "what", "no such command", "usage error"])
-    files = {
-        f"{script}.sh": lines(
-            "case $1 in", f"{old}) echo {says[0]};;", f"*) echo {other}; exit 1;;", "esac"
-        )
-    }
-    cores = (
-        "Add the command {new} to {path}: it prints {says}. {old} must work as before.",
-        "{path} knows {old}. Teach it {new} as well, which prints {says}.",
-        "Please extend {path} so that bash {path} {new} prints {says}.",
-        "One more case in {path}: for {new}, echo {says}. Keep {old}.",
-        "bash {path} {new} should say {says}. Add that case and leave {old} alone.",
-    )
-    wish = wording(rng, cores, new=new, old=old, says=says[1], path=f"{script}.sh")
-    edit = bash(f"sed -i '2i {new}) echo {says[1]};;' {script}.sh")
-    checks = (f"bash {script}.sh {old}", f"bash {script}.sh {new}")
-    return _scenario("add_case", wish, files, checks, edit, (says[0], says[1]))
+    wish = wording(rng, cores, row=rows[-1], path=path)
+    edit, check = f"echo '{rows[-1]}' >> {path}", f"tail -n 1 {path}"
+    return _scenario("add_csv_row", wish, files, ("bash check.sh", check), edit, (old, rows[-1]))
 
 
 def add_shell_function(rng: random.Random) -> Scenario:
@@ -247,36 +121,39 @@ def add_shell_function(rng: random.Random) -> Scenario:
         "I need {new} in {path}. It should echo {second} $1, and {old} must still work.",
     )
     wish = wording(rng, cores, new=new, old=old, second=second, path=f"{library}.sh")
-    edit = bash(f"echo '{new}() {{ echo {second} $1; }}' >> {library}.sh")
+    edit = f"echo '{new}() {{ echo {second} $1; }}' >> {library}.sh"
     checks = (f". ./{library}.sh && {old} {one}", f"{new} {two}")
     printed = (f"{first} {one}", f"{second} {two}")
     return _scenario("add_shell_function", wish, files, checks, edit, printed)
 
 
 def add_constant(rng: random.Random) -> Scenario:
-    """One more constant in a Python module."""
+    """One more constant in a Python module; check.py covers an old one."""
     module = stem(rng, NOUNS, FILE_STEMS)
     keys = [k.upper() for k in pick(rng, SETTINGS, rng.randint(2, 4))]
-    values = [str(rng.randint(2, 99)) if rng.random() < 0.6 else f'"{rng.choice(COLORS)}"']
-    values = [values[0], *(str(v) for v in pick(rng, range(2, 99), len(keys) - 1))]
-    *old, new = keys
-    value = values.pop(0)
-    files = {f"{module}.py": lines(*(f"{k} = {v}" for k, v in zip(old, values, strict=True)))}
+    values = [str(v) for v in pick(rng, range(2, 99), len(keys) - 1)]
+    values.append(str(rng.randint(2, 99)) if rng.random() < 0.6 else f'"{rng.choice(COLORS)}"')
+    rows = [f"{k} = {v}" for k, v in zip(keys, values, strict=True)]
+    old, word = keys[0], rng.choice(["ok", "passed", "good", "fine"])
+    files = {
+        "check.py": lines(
+            f"from {module} import {old}", f"assert {old} == {values[0]}", f"print('{word}')"
+        ),
+        f"{module}.py": lines(*rows[:-1]),
+    }
     cores = (
-        "Add the constant {new} = {value} to {path}.",
-        "{path} needs one more constant, {new}, with the value {value}. {old} stays as it is.",
-        "Please define {new} = {value} in {path} as well.",
-        "Extend {path} by {new}, which is {value}. Do not change {old}.",
-        "Below {old} in {path} I want {new} = {value}.",
+        "Add the constant {row} to {path}. python3 check.py must still pass.",
+        "{path} needs one more constant, {row}. Keep check.py working.",
+        "Please define {row} in {path} as well. Do not break check.py.",
+        "Extend {path} by {row}; python3 check.py tests the rest.",
+        "Below {old} in {path} I want {row}. check.py has to pass as before.",
     )
-    wish = wording(rng, cores, new=new, value=value, old=old[0], path=f"{module}.py")
-    edit = bash(f"echo '{new} = {value}' >> {module}.py")
-    checks = tuple(f"python3 -c 'import {module}; print({module}.{k})'" for k in (old[0], new))
-    printed = (values[0], value.strip('"'))
-    return _scenario("add_constant", wish, files, (checks[0], checks[1]), edit, printed)
+    wish = wording(rng, cores, row=rows[-1], old=old, path=f"{module}.py")
+    edit = f"echo '{rows[-1]}' >> {module}.py"
+    checks = ("python3 check.py", f"python3 -c 'import {module}; print({module}.{keys[-1]})'")
+    return _scenario("add_constant", wish, files, checks, edit, (word, values[-1].strip('"')))
 
 
 FAMILIES: tuple[Family, ...] = (
-    add_function, add_text_function, add_json_key, add_ini_option, add_csv_row, add_case,
-    add_shell_function, add_constant,
+    add_function, add_ini_option, add_csv_row, add_shell_function, add_constant,
 )  # fmt: skip

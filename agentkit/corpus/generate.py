@@ -19,7 +19,8 @@ GOOD: dict[str, tuple[Family, ...]] = {
 REFUSED: tuple[Family, ...] = refused.FAMILIES
 
 SIMILARITY = 0.5
-"""Largest Jaccard index over 3-word shingles between two good scenarios of one corpus."""
+"""Largest Jaccard index over 3-word shingles between two good scenarios of one family."""
+SIMILARITY_REFUSED = 0.6
 REFUSED_SHARE = 0.08
 ATTEMPTS = 400
 
@@ -42,7 +43,8 @@ def _fresh(
         rng = random.Random(derive_seed(seed, "corpus", family.__name__, index, attempt))
         scenario = family(rng)
         mine = shingles(scenario.text())
-        if all(jaccard(mine, other) <= SIMILARITY for other in seen):
+        limit = SIMILARITY_REFUSED if scenario.refusal else SIMILARITY
+        if all(jaccard(mine, other) <= limit for other in seen):
             seen.append(mine)
             return scenario
     raise ValueError(f"{family.__name__}: no new scenario in {ATTEMPTS} draws; ask for fewer")

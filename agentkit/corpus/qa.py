@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from agentkit.corpus.scenario import Family, Scenario, bash, lines, pick, show, stem, wording
-from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SECTIONS, SETTINGS
+from agentkit.corpus.scenario import Family, Scenario, bash, lines, pick, show_all, stem, wording
+from agentkit.corpus.words import FILE_STEMS, NOUNS
 
 ENDINGS = (
     "Write only the {thing} to answer.txt.",
@@ -32,7 +32,7 @@ def _scenario(
     answer: object,
 ) -> Scenario:
     wish = f"{question} {rng.choice(ENDINGS).format(thing=thing)}"
-    turns = ((show(*sorted(files)),), (bash(f"{command} | tee answer.txt"),))
+    turns = ((show_all(files),), (bash(f"{command} | tee answer.txt"),))
     return Scenario(family, "qa", wish, files, turns, "Done.", str(answer))
 
 
@@ -92,29 +92,6 @@ def sum_column(rng: random.Random) -> Scenario:
     return _scenario(rng, "sum_column", question, "number", {path: data}, command, answer)
 
 
-def ini_lookup(rng: random.Random) -> Scenario:
-    """The value of one option."""
-    path = f"{rng.choice(NOUNS)}.{rng.choice(['ini', 'conf', 'cfg', 'env'])}"
-    keys = pick(rng, SETTINGS, rng.randint(3, 5))
-    values = [rng.choice(NOUNS) if rng.random() < 0.5 else str(rng.randint(2, 99)) for _ in keys]
-    at = rng.randrange(len(keys))
-    rows = [f"{k}={v}" for k, v in zip(keys, values, strict=True)]
-    if rng.random() < 0.5:
-        rows.insert(0, f"[{rng.choice(SECTIONS)}]")
-    cores = (
-        "What is the value of {key} in {path}?",
-        "Which value does {path} give to {key}?",
-        "Look up {key} in {path}.",
-        "To what is {key} set in {path}?",
-        "I need the setting {key} out of {path}.",
-    )
-    question = wording(rng, cores, path=path, key=keys[at])
-    command = f"grep ^{keys[at]}= {path} | cut -d= -f2"
-    return _scenario(
-        rng, "ini_lookup", question, "value", {path: lines(*rows)}, command, values[at]
-    )
-
-
 def extreme(rng: random.Random) -> Scenario:
     """Largest or smallest number of a file."""
     path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
@@ -133,24 +110,6 @@ def extreme(rng: random.Random) -> Scenario:
     answer = max(numbers) if high else min(numbers)
     data = lines(*map(str, numbers))
     return _scenario(rng, "extreme", question, "number", {path: data}, command, answer)
-
-
-def distinct(rng: random.Random) -> Scenario:
-    """Number of different lines."""
-    path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
-    pool = pick(rng, [*COLORS, *NAMES, *NOUNS], rng.randint(3, 5))
-    rows = [rng.choice(pool) for _ in range(rng.randint(6, 11))]
-    cores = (
-        "How many different lines are in {path}?",
-        "{path} has repeated lines. How many distinct ones are there?",
-        "Count the unique lines of {path}.",
-        "How many different words does {path} list?",
-        "Not counting repeats, how many lines has {path}?",
-    )
-    question = wording(rng, cores, path=path)
-    command = f"sort -u {path} | wc -l"
-    answer = len(set(rows))
-    return _scenario(rng, "distinct", question, "number", {path: lines(*rows)}, command, answer)
 
 
 def nth_line(rng: random.Random) -> Scenario:
@@ -192,29 +151,6 @@ def which_file(rng: random.Random) -> Scenario:
     return _scenario(rng, "which_file", question, "file name", files, command, names[at])
 
 
-def count_functions(rng: random.Random) -> Scenario:
-    """Number of functions that a Python file defines."""
-    path = f"{stem(rng, NOUNS, FILE_STEMS)}.py"
-    functions = pick(rng, FUNCTIONS, rng.randint(2, 5))
-    rows = [rng.choice(["import os", "import json", f"SIZE = {rng.randint(2, 50)}"])]
-    for fn in functions:
-        x = rng.choice("xnk")
-        rows += [f"def {fn}({x}):", f"    return {x} {rng.choice('+-*')} {rng.randint(2, 50)}"]
-    cores = (
-        "How many functions does {path} define?",
-        "Count the functions in {path}.",
-        "How many def lines are there in {path}?",
-        "What is the number of functions in {path}?",
-        "I wonder how many functions {path} has.",
-    )
-    question = wording(rng, cores, path=path)
-    command = f"grep -c ^def {path}"
-    return _scenario(
-        rng, "count_functions", question, "number", {path: lines(*rows)}, command, len(functions)
-    )
-
-
 FAMILIES: tuple[Family, ...] = (
-    count_word, count_lines, sum_column, ini_lookup, extreme, distinct, nth_line, which_file,
-    count_functions,
+    count_word, count_lines, sum_column, extreme, nth_line, which_file,
 )  # fmt: skip

@@ -12,11 +12,10 @@ import random
 from agentkit.corpus.scenario import (
     Family,
     Scenario,
-    Turn,
     bash,
     lines,
     pick,
-    show,
+    show_all,
     stem,
     typo,
     wording,
@@ -26,14 +25,10 @@ from agentkit.corpus.words import FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SECTIONS,
 OPERATORS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
-def _turns(check: str, edit: str, *names: str) -> tuple[Turn, ...]:
-    return (show(*names), bash(check)), (bash(f"{edit} && {check}"),)
-
-
 def _scenario(
     family: str, wish: str, files: dict[str, bytes], check: str, edit: str, expected: str
 ) -> Scenario:
-    turns = _turns(check, edit, *sorted(files))
+    turns = (show_all(files), bash(check)), (bash(f"{edit} && {check}"),)
     return Scenario(family, "repair", wish, files, turns, "Fixed.", expected)
 
 
@@ -198,64 +193,6 @@ def missing_colon(rng: random.Random) -> Scenario:
     return _scenario("missing_colon", wish, {path: code}, f"python3 {path}", edit, printed)
 
 
-def wrong_key(rng: random.Random) -> Scenario:
-    """A KeyError: the script asks a JSON file for a misspelt key."""
-    data, script = pick(rng, NOUNS, 2)
-    first, second = pick(rng, [s for s in SETTINGS if len(s) > 4], 2)
-    bad = typo(rng, first)
-    a, b = pick(rng, range(2, 99), 2)
-    rows = [f'"{first}": {a}', f'"{second}": {b}']
-    rng.shuffle(rows)
-    holder = rng.choice(["data", "conf", "box", "info"])
-    files = {
-        f"{data}.json": lines("{" + ", ".join(rows) + "}"),
-        f"{script}.py": lines(
-            "import json",
-            f"{holder} = json.load(open('{data}.json'))",
-            f"print({holder}['{bad}'])",
-        ),
-    }
-    cores = (
-        "python3 {script} stops with a KeyError. {data} is right, so fix {script}.",
-        "{script} asks {data} for a key that does not exist. Correct the spelling in {script}.",
-        "Please fix the KeyError in {script}. Do not touch {data}.",
-        "The key in {script} is misspelt, compare it with {data}. python3 {script} has to work.",
-        "We get a KeyError from {script}. It reads {data}, which is correct. Repair the script.",
-    )
-    wish = wording(rng, cores, script=f"{script}.py", data=f"{data}.json")
-    edit = f"sed -i 's/{bad}/{first}/' {script}.py"
-    return _scenario("wrong_key", wish, files, f"python3 {script}.py", edit, str(a))
-
-
-def shell_file(rng: random.Random) -> Scenario:
-    """A shell script that names a file which does not exist."""
-    script, data = pick(rng, [n for n in NOUNS if len(n) > 4], 2)
-    bad = typo(rng, data)
-    rows = [rng.choice(NOUNS) for _ in range(rng.randint(3, 6))]
-    command, printed = rng.choice(
-        [
-            ("sort {}", "\n".join(sorted(rows))),
-            ("cat {}", "\n".join(rows)),
-            ("head -n 2 {}", "\n".join(rows[:2])),
-            ("tail -n 1 {}", rows[-1]),
-            ("grep -n . {}", "\n".join(f"{i}:{row}" for i, row in enumerate(rows, 1))),
-        ]
-    )
-    word = rng.choice(NAMES)
-    code = ["set -e", f"echo {word}", command.format(f"{bad}.txt")]
-    cores = (
-        "bash {script} fails: it looks for a file that is not there. The file is {data}.",
-        "{script} has the wrong file name in it, it must read {data}. Fix the script.",
-        "Please fix {script}. It should use {data}.",
-        "The script {script} says no such file. Make it read {data} and run it with bash.",
-        "bash {script} cannot find its input, which is {data}. Correct the name in {script}.",
-    )
-    wish = wording(rng, cores, script=f"{script}.sh", data=f"{data}.txt")
-    files = {f"{script}.sh": lines(*code), f"{data}.txt": lines(*rows)}
-    edit = f"sed -i 's/{bad}/{data}/' {script}.sh"
-    return _scenario("shell_file", wish, files, f"bash {script}.sh", edit, f"{word}\n{printed}")
-
-
 def ini_value(rng: random.Random) -> Scenario:
     """A wrong value in an INI file; check.sh looks for the right line."""
     name, section = rng.choice(NOUNS), rng.choice(SECTIONS)
@@ -282,36 +219,6 @@ def ini_value(rng: random.Random) -> Scenario:
     wish = wording(rng, cores, path=f"{name}.ini", key=key, good=good)
     edit = f"sed -i 's/^{key} = .*/{key} = {good}/' {name}.ini"
     return _scenario("ini_value", wish, files, "bash check.sh", edit, f"{key} = {good}\n{word}")
-
-
-def missing_return(rng: random.Random) -> Scenario:
-    """A function that computes its value but does not return it."""
-    module = stem(rng, NOUNS, FILE_STEMS)
-    fn, x = rng.choice(FUNCTIONS), rng.choice(["n", "x", "k", "value", "number"])
-    a, b, c = pick(rng, range(3, 60), 3)
-    plus = rng.random() < 0.6
-    expression = f"{x} + {a}" if plus else f"{x} - {a}"
-    results = [n + a if plus else n - a for n in (b, c)]
-    word = rng.choice(["ok", "passed", "good", "fine"])
-    files = {
-        f"{module}.py": lines(f"def {fn}({x}):", f"    {expression}"),
-        "check.py": lines(
-            f"from {module} import {fn}",
-            f"assert {fn}({b}) == {results[0]}",
-            f"assert {fn}({c}) == {results[1]}",
-            f"print('{word}')",
-        ),
-    }
-    cores = (
-        "{fn} in {path} gives None: it does not return its value. python3 check.py must pass.",
-        "The function {fn} forgets to return the result. Fix {path}, then run python3 check.py.",
-        "python3 check.py fails. The return is missing in {path}.",
-        "Please add the missing return to {fn} in {path}. check.py has to pass.",
-        "check.py fails because {fn} returns nothing. Repair {path}.",
-    )
-    wish = wording(rng, cores, fn=fn, path=f"{module}.py")
-    edit = f"sed -i 's/    {expression}/    return {expression}/' {module}.py"
-    return _scenario("missing_return", wish, files, "python3 check.py", edit, word)
 
 
 def shell_variable(rng: random.Random) -> Scenario:
@@ -343,6 +250,5 @@ def shell_variable(rng: random.Random) -> Scenario:
 
 
 FAMILIES: tuple[Family, ...] = (
-    name_typo, wrong_operator, missing_import, missing_colon, wrong_key, shell_file, ini_value,
-    missing_return, shell_variable,
+    name_typo, wrong_operator, missing_import, missing_colon, ini_value, shell_variable,
 )  # fmt: skip

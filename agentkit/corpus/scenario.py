@@ -79,6 +79,14 @@ def show(*names: str) -> Call:
     return bash(f"cat {names[0]}" if len(names) == 1 else f"tail -n +1 {' '.join(names)}")
 
 
+def show_all(files: Files) -> Call:
+    """Print a workspace: its check first, then the others by name.
+
+    The wish names every file, so that the call can be made without a look at the folder.
+    """
+    return show(*sorted(files, key=lambda name: (not name.startswith("check."), name)))
+
+
 def lines(*rows: str) -> bytes:
     """Rows as a text file."""
     return ("\n".join(rows) + "\n").encode()
@@ -104,9 +112,9 @@ CLOSERS = (
 def wording(rng: random.Random, cores: Sequence[str], **names: Any) -> str:
     """One of ``cores`` filled with ``names``, at times with an opener or a closer around it."""
     text = rng.choice(cores).format(**names)
-    if rng.random() < 0.4:
+    if rng.random() < 0.25:
         text = f"{rng.choice(OPENERS)} {text}"
-    if rng.random() < 0.4:
+    if rng.random() < 0.25:
         text = f"{text} {rng.choice(CLOSERS)}"
     return text
 

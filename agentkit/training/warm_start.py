@@ -22,6 +22,8 @@ from agentkit.params import WarmStartParams
 from agentkit.runs import Run, append_jsonl, environment, read_jsonl, write_atomic
 from agentkit.seeds import derive_seed
 from agentkit.serving.adapters import AdapterStore
+from agentkit.serving.agreement import check_agreement
+from agentkit.serving.engine import BASE
 from agentkit.serving.models import model_hashes, model_name
 from agentkit.sessions import probe
 from agentkit.stack import Stack
@@ -78,8 +80,22 @@ def measure_step(
     step: int,
     dev: Sequence[Task],
 ) -> Measured:
-    """One session for each dev task under the checkpoint of ``step``, in the real harness."""
-    served = store.publish(run.path("checkpoints", f"s{step:04d}"), step)
+    """One session for each dev task under the checkpoint of ``step``, in the real harness.
+
+    Raises:
+        EngineError: engine and trainer do not mean the same distribution.
+        TrainingError: most sessions broke.
+    """
+    folder = run.path("checkpoints", f"s{step:04d}")
+    served = store.publish(folder, step)
+    report = check_agreement(
+        stack.engine.url,
+        stack.model_path,
+        {BASE: None, served: folder},
+        params.agreement_tolerance,
+        dtype=params.dtype,
+    )
+    run.update_manifest(agreement=report)
     jobs = [
         stack.job(
             task=task,

@@ -14,7 +14,7 @@ import pytest
 
 from agentkit.corpus import words
 from agentkit.corpus.generate import GOOD, SIMILARITY, generate, jaccard, shingles
-from agentkit.corpus.scenario import Call, Scenario
+from agentkit.corpus.scenario import Call, Scenario, bash
 from agentkit.tasks import write_files
 
 COUNT = 110
@@ -66,18 +66,26 @@ def test_good_session_keeps_the_promise_of_its_kind(scenario: Scenario, tmp_path
         assert run(scenario.turns[-1][0], fresh).returncode != 0
     elif scenario.kind == "extend":
         assert results[1].returncode == 0
-        old, both = scenario.turns[0][1], scenario.turns[-1][0]
-        assert both.arguments["command"].startswith(old.arguments["command"] + " && ")
-        assert run(both, fresh).returncode != 0
+        old = scenario.turns[0][1].arguments["command"]
+        edit, check = scenario.turns[-1][0].arguments["command"].split(" && ", 1)
+        assert edit.startswith("echo ") and check.startswith(f"{old} && ")
+        before = run(bash(check), fresh)
+        assert before.returncode != 0 or before.stdout != last.stdout
     else:
         assert (tmp_path / "work" / "answer.txt").read_text() == f"{scenario.expected}\n"
         assert scenario.expected not in ("", None)
 
 
+def test_wish_names_every_file_that_the_first_call_shows() -> None:
+    for scenario in GOOD_ONES:
+        assert all(name in scenario.wish for name in scenario.files), scenario.wish
+
+
 def shows_every_file(scenario: Scenario, shown: str) -> bool:
     if len(scenario.files) == 1:
         return shown.encode() == next(iter(scenario.files.values()))
-    parts = [f"==> {n} <==\n{d.decode()}" for n, d in sorted(scenario.files.items())]
+    order = sorted(scenario.files, key=lambda name: (not name.startswith("check."), name))
+    parts = [f"==> {n} <==\n{scenario.files[n].decode()}" for n in order]
     return shown == "\n".join(parts)
 
 
@@ -131,9 +139,9 @@ def test_full_corpus_is_wide_and_without_near_copies() -> None:
     scenarios = generate(590, seed=0)
     good = [s for s in scenarios if not s.refusal]
     assert len(scenarios) == 590 and len(good) >= 520
-    assert all(len(families) >= 8 for families in GOOD.values())
+    assert all(len(families) >= 5 for families in GOOD.values())
     per_family = Counter(s.family for s in good)
-    assert len(per_family) >= 32 and min(per_family.values()) >= 14
+    assert len(per_family) >= 20 and min(per_family.values()) >= 20
     texts = [(s.family, shingles(s.text())) for s in good]
     for i, (family, one) in enumerate(texts):
         for other_family, other in texts[:i]:
