@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 
 from agentkit.corpus.scenario import Family, Scenario, bash, lines, pick, show_all, stem, wording
-from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SECTIONS, SETTINGS
+from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NOUNS, SECTIONS, SETTINGS
 from agentkit.types import Files
 
 
@@ -33,8 +33,8 @@ def add_function(rng: random.Random) -> Scenario:
     module = stem(rng, NOUNS, FILE_STEMS)
     old, new = pick(rng, FUNCTIONS, 2)
     x = rng.choice(["x", "n", "k", "value"])
-    j, k, a, b, c = (rng.randint(2, 20) for _ in range(5))
-    c += b
+    j, k, a = (rng.randint(2, 20) for _ in range(3))
+    b, c = 3, 10
     sign, compute = rng.choice(
         [("+", lambda v: v + k), ("-", lambda v: v - k), ("*", lambda v: v * k)]
     )
@@ -111,7 +111,7 @@ def add_shell_function(rng: random.Random) -> Scenario:
     library = rng.choice(NOUNS)
     old, new = pick(rng, [f"{v}_{n}" for v in ("say", "do", "run") for n in pick(rng, NOUNS, 4)], 2)
     first, second = pick(rng, ["hello", "goodbye", "welcome", "dear", "thanks", "found", "new"], 2)
-    one, two = pick(rng, NAMES, 2)
+    one, two = "Ada", "Ben"
     files = {f"{library}.sh": lines(f"{old}() {{ echo {first} $1; }}")}
     cores = (
         "Add a function {new} to {path} that prints {second} and its first argument.",

@@ -54,21 +54,22 @@ class Measured:
 def choose_step(
     steps: Sequence[int], measure: Callable[[int], float], low: float, high: float
 ) -> int | None:
-    """A step whose pass rate lies in [``low``, ``high``], by bisection; None where none was met.
+    """A step whose pass rate lies in [``low``, ``high``]; None where none was met.
 
-    The pass rate grows with the steps but for noise, so that a rate below the window sends the
-    search to later steps, one above it to earlier ones.
+    The last step first, since a training that falls short shows there at once; then bisection. The
+    pass rate grows with the steps but for noise, so that a rate below the window sends the search
+    to later steps, one above it to earlier ones.
     """
-    start, end = 0, len(steps) - 1
+    start, end, at = 0, len(steps) - 1, len(steps) - 1
     while start <= end:
-        middle = (start + end) // 2
-        rate = measure(steps[middle])
+        rate = measure(steps[at])
         if low <= rate <= high:
-            return steps[middle]
+            return steps[at]
         if rate < low:
-            start = middle + 1
+            start = at + 1
         else:
-            end = middle - 1
+            end = at - 1
+        at = (start + end) // 2
     return None
 
 

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from agentkit.corpus.words import FILE_STEMS, NOUNS
+from agentkit.corpus.words import FILE_STEMS, FUNCTIONS, NOUNS, SETTINGS
 from agentkit.training.renaming import rename
 
 CALL = {"name": "write", "arguments": {"path": "apple_notes.txt", "content": "apple river\n"}}
@@ -43,3 +43,13 @@ def test_the_exchange_is_one_to_one_and_leaves_its_input_alone():
     assert sorted(words) == sorted(NOUNS) and words != list(NOUNS)
     rename(MESSAGES, np.random.default_rng(1))
     assert json.dumps(MESSAGES) == before
+
+
+def test_variables_that_tasks_misspell_stay_and_letter_case_is_kept():
+    text = [{"role": "user", "content": "Extend total: CHANNEL = 5, boost(x), Total, extend totl"}]
+    for seed in range(20):
+        found = rename(text, np.random.default_rng(seed))[0]["content"]
+        setting, function = re.fullmatch(
+            r"Extend total: ([A-Z]+) = 5, ([a-z]+)\(x\), Total, extend totl", found
+        ).groups()
+        assert setting.lower() in SETTINGS and function in FUNCTIONS
