@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
         "sessions stack tour training evaluation analysis synthesise ablation warm_start "
         "record_corpus",
     ),
-    ("faces", "plots report reproduce"),
+    ("faces", "plots report reproduce ship"),
 )
 PURE = LAYERS[1][1].split()
 PURE_MAY_IMPORT = {"numpy", "scipy", "agentkit"}
