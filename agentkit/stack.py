@@ -151,7 +151,9 @@ def open_stack(
         engine = Engine.start(settings, run.path("engine.log"))
     with engine:
         engine.wait_ready(status=status)
-        with Gateway(engine.url, engine_timeout_s=params.session_timeout_s) as gateway:
+        # Half of a session's time, so that an engine that hangs is seen as such and is not taken
+        # for an agent that ran out of time.
+        with Gateway(engine.url, engine_timeout_s=params.session_timeout_s / 2) as gateway:
             yield Stack(
                 params, run, engine, gateway, backend, harness, session_settings(params), model_path
             )

@@ -34,7 +34,7 @@ def node_folder() -> Path:
     """The ``node_modules`` that set-up filled: ``$AGENTKIT_NODE_DIR`` or ``.node`` of the
     checkout, else of the working directory."""
     if given := os.environ.get("AGENTKIT_NODE_DIR"):
-        return Path(given) / "node_modules"
+        return Path(given).absolute() / "node_modules"
     checkout = Path(__file__).resolve().parents[2] / ".node"
     return (checkout if checkout.is_dir() else Path.cwd() / ".node") / "node_modules"
 
