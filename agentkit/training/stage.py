@@ -19,6 +19,7 @@ from agentkit.serving.models import model_name
 from agentkit.sessions import run_sessions
 from agentkit.stack import Stack, adapter_folder
 from agentkit.training.collect import ServedPolicy, StepCollector
+from agentkit.training.fresh import demonstrated_sources, fresh_tasks
 from agentkit.training.loop import Paths, StepLoop, run_steps
 from agentkit.training.lora import WEIGHTS, load_policy
 from agentkit.training.publish import EnginePublisher
@@ -58,6 +59,9 @@ class TrainingSummary:
 def train(params: GrpoParams, run: Run, stack: Stack, tasks: Sequence[Task]) -> TrainingSummary:
     """Train ``params.steps`` steps on ``tasks``; resumes where a killed run stopped.
 
+    Tasks that the initial adapter was taught by demonstration are left out, unless fewer than a
+    step's would remain; the manifest counts both.
+
     Writes ``metrics.jsonl`` (one line a step), ``sessions.jsonl`` (arm ``train``),
     ``rollouts.jsonl`` (exact tokens), ``adapters/v0000 …`` and ``checkpoints/``.
 
@@ -71,6 +75,8 @@ def train(params: GrpoParams, run: Run, stack: Stack, tasks: Sequence[Task]) -> 
     paths = Paths(run.folder)
     base_name = model_name(stack.model_path)
     initial = adapter_folder(params.initial_adapter, run)
+    given = len(tasks)
+    tasks = fresh_tasks(tasks, demonstrated_sources(initial), params.tasks_per_step)
     model, tokenizer = load_policy(
         stack.model_path,
         initial,
@@ -85,8 +91,9 @@ def train(params: GrpoParams, run: Run, stack: Stack, tasks: Sequence[Task]) -> 
             "name": params.initial_adapter,
             "sha256": file_sha256(initial / WEIGHTS) if initial else None,
         },
-        train_tasks=len(tasks),
+        train_tasks={"given": given, "trained_on": len(tasks)},
     )
+    run.log(f"{len(tasks)} of {given} training tasks are trained on")
     publisher = EnginePublisher(
         _store(params, run, stack), base_name, autocast=params.train_dtype == "bfloat16"
     )

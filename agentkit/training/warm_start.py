@@ -213,6 +213,7 @@ def warm_start(
         "harness": {"name": stack.harness.name, "version": stack.harness.version},
         "prompt_sha256": form.sha256(),
         "demonstrations": len(rows),
+        "demonstrated_sources": sorted({task.source_id for task in rest}),
         "demonstrations_sha256": data_sha256(rows),
         "demonstration_tokens": sum(len(r.input_ids) for r in rows),
         "refused": dict(refused),
