@@ -33,6 +33,6 @@ def demonstrated_sources(adapter: Path | None) -> frozenset[str]:
 
 
 def fresh_tasks(tasks: Sequence[Task], taught: frozenset[str], least: int) -> list[Task]:
-    """``tasks`` without those of ``taught`` sources; all where fewer than ``least`` would remain."""
+    """``tasks`` without those of ``taught`` sources; all where fewer than ``least`` are left."""
     fresh = [task for task in tasks if task.source_id not in taught]
     return fresh if len(fresh) >= least else list(tasks)
