@@ -8,6 +8,7 @@ earlier run finished is quick: it finds its records and goes on.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -55,6 +56,9 @@ def execute(stage: str, values: dict[str, Any]) -> Path:
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
+    # Papermill guesses a notebook's parameters by patterns and warns where a value holds a "=";
+    # the parameters were checked against the stage's model, and the cells by a test.
+    logging.getLogger("papermill").setLevel(logging.ERROR)
     source = ROOT / "notebooks" / f"{NOTEBOOKS[stage]}.ipynb"
     target = ROOT / values["run_dir"] / "notebooks" / source.name
     target.parent.mkdir(parents=True, exist_ok=True)
