@@ -174,7 +174,7 @@ def missing_colon(rng: random.Random) -> Scenario:
             (f"def {fn}(text)", [f"    return text + '{one}'", f"print({fn}('{two} '))"], ""),
         ]
     )
-    if head.startswith("for") and "range" in head:
+    if "in range(" in head:
         printed = "\n".join([one] * (a % 3 + 2))
     elif head.endswith("(text)"):
         printed = f"{two} {one}"

@@ -212,6 +212,7 @@ def warm_start(
         "base_model": {"name": params.model, **model_hashes(stack.model_path)},
         "harness": {"name": stack.harness.name, "version": stack.harness.version},
         "prompt_sha256": form.sha256(),
+        "train_tasks": len(tasks),
         "demonstrations": len(rows),
         "demonstrated_sources": sorted({task.source_id for task in rest}),
         "demonstrations_sha256": data_sha256(rows),
