@@ -228,6 +228,7 @@ class GrpoParams(SessionParams):
     lora_targets: str
     clip_low: float = Positive
     clip_high: float = Positive
+    baseline: Literal["mean", "optimal"]
     scale_by_std: bool
     max_grad_norm: float = Positive
     micro_batch_rows: int = Positive

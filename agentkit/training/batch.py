@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentkit.advantages import group_advantages
+from agentkit.advantages import Baseline, gradient_weight, group_advantages
 from agentkit.training.rows import Row, RowStats, build_rows
 from agentkit.types import SessionLog, SessionRecord
 
@@ -57,6 +57,7 @@ class Selection:
 def select_rows(
     groups: Sequence[Sequence[FinishedSession]],
     *,
+    baseline: Baseline = "mean",
     scale_by_std: bool = False,
     max_row_tokens: int | None = None,
 ) -> Selection:
@@ -69,7 +70,13 @@ def select_rows(
     same holds for a single session that sits exactly on its group's mean.
     """
     rewards = [[s.record.reward for s in group] for group in groups]
-    advantages, counted = group_advantages(rewards, scale_by_std=scale_by_std)
+    weights = None
+    if baseline == "optimal":
+        weights = [
+            [sum(gradient_weight(turn.logprobs) for turn in s.log.turns) for s in group]
+            for group in groups
+        ]
+    advantages, counted = group_advantages(rewards, weights=weights, scale_by_std=scale_by_std)
     rows: list[WeightedRow] = []
     stats = RowStats()
     sessions_in_loss = zero_advantage = 0

@@ -181,6 +181,7 @@ def run_steps(
         collect=collector,
         args=config,
         tokenizer=tokenizer,
+        baseline=params.baseline,
         scale_by_std=params.scale_by_std,
         max_row_tokens=params.max_row_tokens,
         callbacks=[loop],

@@ -29,6 +29,7 @@ from agentkit.training.trl_quiet import trl_import
 with trl_import():
     from trl import GRPOConfig, GRPOTrainer
 
+from agentkit.advantages import Baseline
 from agentkit.errors import TrainingError
 from agentkit.training.batch import (
     FinishedSession,
@@ -154,6 +155,7 @@ class SessionGRPOTrainer(GRPOTrainer):
     Args:
         model: a ``peft`` model whose adapter is trainable.
         collect: runs the sessions of a step (counted from 0) under the current policy.
+        baseline: what a group's rewards are measured from.
         scale_by_std: divide advantages by the group's standard deviation.
         max_row_tokens: see :func:`agentkit.training.rows.build_rows`.
         share_prefixes: forward common prefixes once, where the architecture allows it (exact).
@@ -166,6 +168,7 @@ class SessionGRPOTrainer(GRPOTrainer):
         collect: Collector,
         args: GRPOConfig,
         tokenizer: Any,
+        baseline: Baseline = "mean",
         scale_by_std: bool = False,
         max_row_tokens: int | None = None,
         share_prefixes: bool = True,
@@ -187,6 +190,7 @@ class SessionGRPOTrainer(GRPOTrainer):
         )
         self.remove_callback(PrinterCallback)
         self._collect = collect
+        self._baseline: Baseline = baseline
         self._scale_by_std, self._max_row_tokens = scale_by_std, max_row_tokens
         self._mode = choose_mode(self.model, share_prefixes)
         self.selection = Selection([])
@@ -198,7 +202,10 @@ class SessionGRPOTrainer(GRPOTrainer):
         """Run the step's sessions; the placeholders in ``inputs`` are ignored."""
         groups = self._collect(self.state.global_step)
         self.selection = select_rows(
-            groups, scale_by_std=self._scale_by_std, max_row_tokens=self._max_row_tokens
+            groups,
+            baseline=self._baseline,
+            scale_by_std=self._scale_by_std,
+            max_row_tokens=self._max_row_tokens,
         )
         self._seen = []
         pad_id = self._tokenizer.pad_token_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit.advantages import group_advantages
+from agentkit.advantages import gradient_weight, group_advantages
 
 GROUP = st.lists(st.one_of(st.none(), st.floats(0, 1.1)), max_size=8)
 
@@ -50,3 +51,53 @@ def test_identities(rewards: list[list[float | None]], scale: bool) -> None:
         pairs = [(r, a) for r, a in zip(group, out, strict=True) if r is not None and a is not None]
         ordered = sorted(pairs)
         assert all(x[1] <= y[1] + 1e-9 for x, y in pairwise(ordered))
+
+
+def test_gradient_weight_is_the_squared_derivative_by_the_sampled_logit() -> None:
+    logits = [0.3, -1.2, 2.0]
+
+    def logprob(chosen: int, shift: float) -> float:
+        moved = [x + shift * (i == chosen) for i, x in enumerate(logits)]
+        return moved[chosen] - math.log(sum(map(math.exp, moved)))
+
+    step = 1e-5
+    slopes = [(logprob(i, step) - logprob(i, -step)) / (2 * step) for i in range(3)]
+    assert gradient_weight([logprob(i, 0.0) for i in range(3)]) == pytest.approx(
+        sum(s**2 for s in slopes), rel=1e-6
+    )
+    assert gradient_weight([]) == gradient_weight([0.0, 0.0]) == 0
+
+
+@given(
+    st.lists(st.tuples(st.one_of(st.none(), st.floats(0, 1.1)), st.floats(0, 50)), max_size=8)
+)
+def test_weighted_baseline(group: list[tuple[float | None, float]]) -> None:
+    rewards, weights = [r for r, _ in group], [w for _, w in group]
+    plain, plain_counts = group_advantages([rewards])
+    out, counts = group_advantages([rewards], weights=[weights])
+    assert counts == plain_counts
+    assert group_advantages([rewards], weights=[[3.0] * len(group)]) == (
+        [[None if a is None else pytest.approx(a, abs=1e-9) for a in plain[0]]],
+        counts,
+    )
+    held = [(a, w) for a, w in zip(out[0], weights, strict=True) if a is not None]
+    if sum(w for _, w in held) > 0:
+        assert sum(a * w for a, w in held) == pytest.approx(0, abs=1e-5)
+
+
+def test_weighted_baseline_has_the_least_variance() -> None:
+    """Among constant baselines, for gradients of known length: by a scan over them."""
+    rewards, lengths = [1.0, 1.0, 0.0], [1.0, 2.0, 6.0]
+    out, _ = group_advantages([rewards], weights=[[x**2 for x in lengths]])
+    best = rewards[0] - (out[0][0] or 0.0)
+
+    def second_moment(baseline: float) -> float:
+        return sum(((r - baseline) * x) ** 2 for r, x in zip(rewards, lengths, strict=True))
+
+    scanned = min((i / 1000 for i in range(1001)), key=second_moment)
+    assert best == pytest.approx(scanned, abs=1e-3)
+    assert best < statistics.mean(rewards) / 4
+
+
+def test_group_without_weight_falls_back_to_the_mean() -> None:
+    assert group_advantages([[1.0, 0.0]], weights=[[0.0, 0.0]])[0] == [[0.5, -0.5]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,17 @@ def test_equal_and_small_groups_are_dropped_and_counted() -> None:
     assert [x.session_id for x in chosen.rows] == ["e", "f"]
     assert chosen.counts["groups_equal"] == 1 and chosen.counts["groups_small"] == 1
     assert chosen.counts["zero_advantage_sessions"] == 4  # a, b, c and g
+
+
+def test_optimal_baseline_weighs_sessions_by_their_tokens_probabilities() -> None:
+    likely, unlikely = session("a", 1.0), session("b", 0.0)
+    likely.log.turns = [Turn(0, "m", [1], [7, 8], [-0.1, 0.0], {}, "stop")]
+    unlikely.log.turns = [Turn(0, "m", [1], [7, 8], [-9.0, -0.5], {}, "stop")]
+    chosen = select_rows([[likely, unlikely]], baseline="optimal")
+    good, bad = (x.advantage for x in chosen.rows)
+    short, long = (1 - math.exp(-0.1)) ** 2, (1 - math.exp(-9)) ** 2 + (1 - math.exp(-0.5)) ** 2
+    assert good - bad == pytest.approx(1)
+    assert good * short + bad * long == pytest.approx(0)
 
 
 def test_scaling_by_the_standard_deviation() -> None:
