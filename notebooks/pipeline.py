@@ -55,6 +55,7 @@ def execute(stage: str, values: dict[str, Any]) -> Path:
     import papermill
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     # Papermill guesses a notebook's parameters by patterns and warns where a value holds a "=";
     # the parameters were checked against the stage's model, and the cells by a test.
@@ -74,6 +75,8 @@ def execute(stage: str, values: dict[str, Any]) -> Path:
             progress_bar=sys.stdout.isatty(),
             log_output=False,
             request_save_on_cell_execute=True,
+            # Unix sockets: what a kernel is told stays out of reach of other users of the machine.
+            config=Config(KernelManager={"transport": "ipc"}),
         )
     except PapermillExecutionError as error:
         raise KitError(
