@@ -6,6 +6,9 @@ the groups unequal rewards, and the steps something to train on.
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +52,11 @@ def params(run_dir: Path, model: Path, **changes: Any) -> TrainParams:
     return TrainParams.from_mapping(values | changes, "test")
 
 
-def test_two_steps_on_real_sessions(tmp_path: Path, tiny_engine: Engine, tiny_model: Path) -> None:
-    wanted = params(tmp_path / "run", tiny_model)
+def test_two_steps_on_real_sessions(
+    tmp_path: Path, tiny_engine: Engine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    wanted = params(tmp_path / "run", tiny_model, trackio=True)
     before = set(tiny_engine.served())
     with Gateway(tiny_engine.url) as gateway, Run.open(wanted) as run:
         stack = Stack(
@@ -78,6 +84,15 @@ def test_two_steps_on_real_sessions(tmp_path: Path, tiny_engine: Engine, tiny_mo
     assert [r["adapter"] for r in records] == ["v0000"] * 6 + ["v0001"] * 6
     assert run.manifest["agreement"]["models"][BASE]["mean"] < 1e-3
     assert summary.adapter == str(folder / "adapters" / "v0002")
+    _check_tracked(tmp_path / "trackio" / "agentkit.db", metrics)
+
+
+def _check_tracked(database: Path, metrics: list[dict[str, Any]]) -> None:
+    """trackio holds the steps' numbers, once."""
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT step, metrics FROM metrics ORDER BY step").fetchall()
+    found = [(step, json.loads(text)["reward"]) for step, text in rows if step is not None]
+    assert found == [(m["step"], pytest.approx(m["reward"])) for m in metrics]
 
 
 def _check_versions(folder: Path, metrics: list[dict[str, Any]]) -> None:
