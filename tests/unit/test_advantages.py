@@ -68,9 +68,7 @@ def test_gradient_weight_is_the_squared_derivative_by_the_sampled_logit() -> Non
     assert gradient_weight([]) == gradient_weight([0.0, 0.0]) == 0
 
 
-@given(
-    st.lists(st.tuples(st.one_of(st.none(), st.floats(0, 1.1)), st.floats(0, 50)), max_size=8)
-)
+@given(st.lists(st.tuples(st.one_of(st.none(), st.floats(0, 1.1)), st.floats(0, 50)), max_size=8))
 def test_weighted_baseline(group: list[tuple[float | None, float]]) -> None:
     rewards, weights = [r for r, _ in group], [w for _, w in group]
     plain, plain_counts = group_advantages([rewards])
