@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MARKED_FOLDERS = ("integration", "notebooks")
 
-# Set before any test module is imported: the hub libraries read them at import.
+_SCRATCH = tempfile.TemporaryDirectory(prefix="agentkit-tests-")
+
+# Set before any test module is imported: the hub libraries and trackio read them at import.
+os.environ["TRACKIO_DIR"] = f"{_SCRATCH.name}/trackio"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -105,7 +105,9 @@ def train(params: GrpoParams, run: Run, stack: Stack, tasks: Sequence[Task]) -> 
             run.log(step_line(metrics, params.steps))
             run.update_manifest(steps={"expected": params.steps, "finished": metrics["step"] + 1})
             if tracker is not None:
-                shown = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+                shown = {
+                    k: v for k, v in metrics.items() if isinstance(v, int | float) and k != "step"
+                }
                 tracker.log(shown, step=metrics["step"])
 
         loop = StepLoop(

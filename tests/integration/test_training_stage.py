@@ -7,6 +7,7 @@ the groups unequal rewards, and the steps something to train on.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -52,10 +53,7 @@ def params(run_dir: Path, model: Path, **changes: Any) -> TrainParams:
     return TrainParams.from_mapping(values | changes, "test")
 
 
-def test_two_steps_on_real_sessions(
-    tmp_path: Path, tiny_engine: Engine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+def test_two_steps_on_real_sessions(tmp_path: Path, tiny_engine: Engine, tiny_model: Path) -> None:
     wanted = params(tmp_path / "run", tiny_model, trackio=True)
     before = set(tiny_engine.served())
     with Gateway(tiny_engine.url) as gateway, Run.open(wanted) as run:
@@ -84,7 +82,7 @@ def test_two_steps_on_real_sessions(
     assert [r["adapter"] for r in records] == ["v0000"] * 6 + ["v0001"] * 6
     assert run.manifest["agreement"]["models"][BASE]["mean"] < 1e-3
     assert summary.adapter == str(folder / "adapters" / "v0002")
-    _check_tracked(tmp_path / "trackio" / "agentkit.db", metrics)
+    _check_tracked(Path(os.environ["TRACKIO_DIR"], "agentkit.db"), metrics)
 
 
 def _check_tracked(database: Path, metrics: list[dict[str, Any]]) -> None:
