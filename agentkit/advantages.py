@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
-
-Baseline = Literal["mean", "optimal"]
 
 
 def gradient_weight(logprobs: Sequence[float]) -> float:
@@ -15,8 +12,8 @@ def gradient_weight(logprobs: Sequence[float]) -> float:
 
     (1 − π)² is the squared derivative of a token's log-probability by its own logit. It needs
     nothing but the engine's ``logprobs`` (natural log). Against the true squared norms of the LoRA
-    gradient, measured on 320 sessions of the warm start, the logarithms correlate with r = 0.90;
-    the number of tokens, which Hao et al. (2025) use, did not help there.
+    gradient, measured on 128 sessions of the warm start at temperature 0.5 and on 192 at 1, the
+    logarithms correlate with r = 0.90 either time.
     """
     return float(np.square(-np.expm1(np.asarray(logprobs, dtype=float))).sum())
 
@@ -32,7 +29,7 @@ def group_advantages(
     ``advantage = reward − baseline``, divided by the group's sample standard deviation when
     ``scale_by_std``. The baseline is the group's mean, as in GRPO; with ``weights`` (see
     :func:`gradient_weight`) it is ``Σ w·r / Σ w``, the group's estimate of the baseline of least
-    variance, ``E[|∇log π|² r] / E[|∇log π|²]`` (Greensmith, Bartlett and Baxter 2004, theorem 8).
+    variance, ``E[|∇log π|² r] / E[|∇log π|²]`` (Greensmith, Bartlett and Baxter 2004).
     Either holds the session's own reward, which costs a bias of the order 1 / group size.
     Where failed sessions wander through improbable tokens, their gradients are many times longer
     than those of good ones, and the mean lets them drown what is common to the good ones.

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentkit.errors import ParamsError
+from agentkit.types import Baseline
 
 Positive = Field(gt=0)
 NonNegative = Field(ge=0)
@@ -228,7 +229,7 @@ class GrpoParams(SessionParams):
     lora_targets: str
     clip_low: float = Positive
     clip_high: float = Positive
-    baseline: Literal["mean", "optimal"]
+    baseline: Baseline
     scale_by_std: bool
     max_grad_norm: float = Positive
     micro_batch_rows: int = Positive

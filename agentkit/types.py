@@ -11,6 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Kind = Literal["repair", "build", "extend", "qa"]
+Baseline = Literal["mean", "optimal"]
+"""What a group's rewards are measured from; see :mod:`agentkit.advantages`."""
 KINDS: tuple[Kind, ...] = ("repair", "build", "extend", "qa")
 
 Status = Literal[

@@ -11,6 +11,7 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,18 +67,21 @@ def execute(stage: str, values: dict[str, Any]) -> Path:
     started = time.monotonic()
     print(f"[{stage}] {source.name} …", flush=True)
     try:
-        papermill.execute_notebook(
-            str(source),
-            str(target),
-            parameters=values,
-            cwd=str(ROOT),
-            kernel_name="python3",
-            progress_bar=sys.stdout.isatty(),
-            log_output=False,
-            request_save_on_cell_execute=True,
-            # Unix sockets: what a kernel is told stays out of reach of other users of the machine.
-            config=Config(KernelManager={"transport": "ipc"}),
-        )
+        # Unix sockets keep what a kernel is told from other users of the machine. Their paths may
+        # have 107 bytes at most: below a home directory they could be longer.
+        with tempfile.TemporaryDirectory(prefix="agentkit-") as sockets:
+            kernel = {"transport": "ipc", "ip": f"{sockets}/kernel"}
+            papermill.execute_notebook(
+                str(source),
+                str(target),
+                parameters=values,
+                cwd=str(ROOT),
+                kernel_name="python3",
+                progress_bar=sys.stdout.isatty(),
+                log_output=False,
+                request_save_on_cell_execute=True,
+                config=Config(KernelManager=kernel),
+            )
     except PapermillExecutionError as error:
         raise KitError(
             f"{source.name}, cell {error.exec_count}",

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentkit.advantages import Baseline, gradient_weight, group_advantages
+from agentkit.advantages import gradient_weight, group_advantages
 from agentkit.training.rows import Row, RowStats, build_rows
-from agentkit.types import SessionLog, SessionRecord
+from agentkit.types import Baseline, SessionLog, SessionRecord
 
 if TYPE_CHECKING:
     import torch

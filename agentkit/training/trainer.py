@@ -29,7 +29,6 @@ from agentkit.training.trl_quiet import trl_import
 with trl_import():
     from trl import GRPOConfig, GRPOTrainer
 
-from agentkit.advantages import Baseline
 from agentkit.errors import TrainingError
 from agentkit.training.batch import (
     FinishedSession,
@@ -39,6 +38,7 @@ from agentkit.training.batch import (
     select_rows,
 )
 from agentkit.training.forward import choose_mode, token_logps
+from agentkit.types import Baseline
 
 TRL_VERSION = "1.16.0"
 Collector = Callable[[int], Sequence[Sequence[FinishedSession]]]

@@ -89,7 +89,7 @@ def _check_tracked(database: Path, metrics: list[dict[str, Any]]) -> None:
     """trackio holds the steps' numbers, once."""
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute("SELECT step, metrics FROM metrics ORDER BY step").fetchall()
-    found = [(step, json.loads(text)["reward"]) for step, text in rows if step is not None]
+    found = [(step, json.loads(text)["reward"]) for step, text in rows]
     assert found == [(m["step"], pytest.approx(m["reward"])) for m in metrics]
 
 
