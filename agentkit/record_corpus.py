@@ -33,7 +33,7 @@ from agentkit.types import Files, Policy, SessionLog
 SETTINGS = HarnessSettings(
     system_prompt="You are a coding agent. Use the tools to do the task.", tools=("bash", "write")
 )
-COUNT = 590
+COUNT = 780
 SESSION_TIMEOUT_S = 120.0
 
 

@@ -42,61 +42,6 @@ def arithmetic(rng: random.Random) -> Scenario:
     return _scenario("arithmetic", wish, f"{module}.py", code, check, f"{compute(a)} {compute(b)}")
 
 
-def predicate(rng: random.Random) -> Scenario:
-    """A function that answers True or False."""
-    module = stem(rng, NOUNS, FILE_STEMS)
-    fn = f"is_{rng.choice(NOUNS)}"
-    x = rng.choice(["x", "n", "value", "number", "age"])
-    k = rng.randint(5, 60)
-    what, code, compute = rng.choice(
-        [
-            (f"is greater than {k}", f"{x} > {k}", lambda v: v > k),
-            (f"is less than {k}", f"{x} < {k}", lambda v: v < k),
-            (f"is not {k}", f"{x} != {k}", lambda v: v != k),
-            (f"is at least {k}", f"{x} >= {k}", lambda v: v >= k),
-            (f"is at most {k}", f"{x} <= {k}", lambda v: v <= k),
-        ]
-    )
-    cores = (
-        "Create {path} with a function {fn}({x}) that returns True if {x} {what}, else False.",
-        "Write {path}: {fn}({x}) returns whether {x} {what}.",
-        "I need a check in {path}. {fn}({x}) is True when {x} {what} and False otherwise.",
-        "Make a module {path} with {fn}({x}). It tells if {x} {what}.",
-        "Please write {path} where {fn}({x}) returns True only if {x} {what}.",
-    )
-    wish = wording(rng, cores, path=f"{module}.py", fn=fn, x=x, what=what)
-    body = f"def {fn}({x}):\n    return {code}\n"
-    values = (k - 1, k, k + 1)
-    calls = ", ".join(f"{fn}({v})" for v in values)
-    check = f"python3 -c 'from {module} import {fn}; print({calls})'"
-    printed = " ".join(str(compute(v)) for v in values)
-    return _scenario("predicate", wish, f"{module}.py", body, check, printed)
-
-
-def shell_arguments(rng: random.Random) -> Scenario:
-    """A shell script that prints a sentence with its argument."""
-    script = rng.choice(NOUNS)
-    before, after = rng.choice(
-        [("hello", ""), ("goodbye", ""), ("dear", ""), ("welcome", "home"), ("good night", "")]
-        + [(n, "") for n in pick(rng, NOUNS, 3)]
-        + [(n, m) for n, m in [pick(rng, NOUNS, 2) for _ in range(3)]]
-    )
-    one, two = "Ada", "Ben"
-    sentence = f"{before} $1 {after}".strip()
-    place = f"'{before}', then its first argument" + (f", then '{after}'" if after else "")
-    cores = (
-        "Create {path}, a bash script that prints {place}.",
-        "Write a shell script {path}. It prints {place}.",
-        "I need {path}: when I run it with bash and one argument, it prints {place}.",
-        "Make {path} print {place}, on one line.",
-        "Please write {path} for bash; its output is {place}.",
-    )
-    wish = wording(rng, cores, path=f"{script}.sh", place=place)
-    check = f"bash {script}.sh {one} && bash {script}.sh {two}"
-    printed = "\n".join(f"{before} {who} {after}".strip() for who in (one, two))
-    return _scenario("shell_arguments", wish, f"{script}.sh", f"echo {sentence}\n", check, printed)
-
-
 def csv_file(rng: random.Random) -> Scenario:
     """A CSV file with a header and two rows."""
     name = stem(rng, NOUNS, FILE_STEMS)
@@ -138,6 +83,4 @@ def constants(rng: random.Random) -> Scenario:
     return _scenario("constants", wish, path, code, check, printed)
 
 
-FAMILIES: tuple[Family, ...] = (
-    arithmetic, predicate, shell_arguments, csv_file, constants,
-)  # fmt: skip
+FAMILIES: tuple[Family, ...] = (arithmetic, csv_file, constants)

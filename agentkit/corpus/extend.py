@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 
 from agentkit.corpus.scenario import Family, Scenario, bash, lines, pick, show_all, stem, wording
-from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NOUNS, SECTIONS, SETTINGS
+from agentkit.corpus.words import COLORS, FILE_STEMS, FUNCTIONS, NOUNS, SETTINGS
 from agentkit.types import Files
 
 
@@ -65,26 +65,6 @@ def add_function(rng: random.Random) -> Scenario:
     )
 
 
-def add_ini_option(rng: random.Random) -> Scenario:
-    """One more option at the end of an INI file; check.sh looks for an old one."""
-    name, section = rng.choice(NOUNS), rng.choice(SECTIONS)
-    keys = pick(rng, SETTINGS, rng.randint(3, 4))
-    values = [rng.choice(NOUNS) if rng.random() < 0.5 else str(rng.randint(2, 99)) for _ in keys]
-    rows = [f"{k} = {v}" for k, v in zip(keys, values, strict=True)]
-    path, old = f"{name}.ini", rng.choice(rows[:-1])
-    files = {"check.sh": lines(f"grep -x '{old}' {path}"), path: lines(f"[{section}]", *rows[:-1])}
-    cores = (
-        "Add the option {new} = {value} to {path}. bash check.sh must still pass.",
-        "{path} lacks the option {new} = {value}. Append it, check.sh has to pass as before.",
-        "Please extend {path}: {new} = {value}. Do not break check.sh.",
-        "Put {new} = {value} at the end of {path}; bash check.sh tests the rest.",
-        "I want {new} = {value} in {path} as well. Keep check.sh working.",
-    )
-    wish = wording(rng, cores, new=keys[-1], value=values[-1], path=path)
-    edit, check = f"echo '{rows[-1]}' >> {path}", f"tail -n 1 {path}"
-    return _scenario("add_ini_option", wish, files, ("bash check.sh", check), edit, (old, rows[-1]))
-
-
 def add_csv_row(rng: random.Random) -> Scenario:
     """One more row in a CSV file; check.sh looks for an old one."""
     name = stem(rng, NOUNS, FILE_STEMS)
@@ -104,27 +84,6 @@ def add_csv_row(rng: random.Random) -> Scenario:
     wish = wording(rng, cores, row=rows[-1], path=path)
     edit, check = f"echo '{rows[-1]}' >> {path}", f"tail -n 1 {path}"
     return _scenario("add_csv_row", wish, files, ("bash check.sh", check), edit, (old, rows[-1]))
-
-
-def add_shell_function(rng: random.Random) -> Scenario:
-    """One more function in a shell library."""
-    library = rng.choice(NOUNS)
-    old, new = pick(rng, [f"{v}_{n}" for v in ("say", "do", "run") for n in pick(rng, NOUNS, 4)], 2)
-    first, second = pick(rng, ["hello", "goodbye", "welcome", "dear", "thanks", "found", "new"], 2)
-    one, two = "Ada", "Ben"
-    files = {f"{library}.sh": lines(f"{old}() {{ echo {first} $1; }}")}
-    cores = (
-        "Add a function {new} to {path} that prints {second} and its first argument.",
-        "{path} is a bash library. It also needs {new}, which echoes {second} and $1. Keep {old}.",
-        "Please extend {path} by the shell function {new}: echo {second} $1.",
-        "Like {old} in {path}, but with the word {second}: write {new}.",
-        "I need {new} in {path}. It should echo {second} $1, and {old} must still work.",
-    )
-    wish = wording(rng, cores, new=new, old=old, second=second, path=f"{library}.sh")
-    edit = f"echo '{new}() {{ echo {second} $1; }}' >> {library}.sh"
-    checks = (f". ./{library}.sh && {old} {one}", f"{new} {two}")
-    printed = (f"{first} {one}", f"{second} {two}")
-    return _scenario("add_shell_function", wish, files, checks, edit, printed)
 
 
 def add_constant(rng: random.Random) -> Scenario:
@@ -154,6 +113,4 @@ def add_constant(rng: random.Random) -> Scenario:
     return _scenario("add_constant", wish, files, checks, edit, (word, values[-1].strip('"')))
 
 
-FAMILIES: tuple[Family, ...] = (
-    add_function, add_ini_option, add_csv_row, add_shell_function, add_constant,
-)  # fmt: skip
+FAMILIES: tuple[Family, ...] = (add_function, add_csv_row, add_constant)

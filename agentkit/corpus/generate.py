@@ -18,7 +18,7 @@ GOOD: dict[str, tuple[Family, ...]] = {
 }
 REFUSED: tuple[Family, ...] = refused.FAMILIES
 
-SIMILARITY = 0.5
+SIMILARITY = 0.6
 """Largest Jaccard index over 3-word shingles between two good scenarios of one family."""
 SIMILARITY_REFUSED = 0.6
 REFUSED_SHARE = 0.08

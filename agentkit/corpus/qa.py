@@ -36,25 +36,6 @@ def _scenario(
     return Scenario(family, "qa", wish, files, turns, "Done.", str(answer))
 
 
-def count_word(rng: random.Random) -> Scenario:
-    """Lines that contain a word."""
-    path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
-    pool = pick(rng, NOUNS, 6)
-    rows = [" ".join(pick(rng, pool, rng.randint(2, 3))) for _ in range(rng.randint(5, 10))]
-    word = rng.choice(rows[0].split())
-    cores = (
-        "How many lines of {path} contain the word {word}?",
-        "In how many lines of {path} does {word} appear?",
-        "Count the lines with {word} in {path}.",
-        "I need the number of lines in {path} that mention {word}.",
-        "{path}: how often is there a line with {word}?",
-    )
-    answer = sum(word in row for row in rows)
-    question = wording(rng, cores, path=path, word=word)
-    command = f"grep -c {word} {path}"
-    return _scenario(rng, "count_word", question, "number", {path: lines(*rows)}, command, answer)
-
-
 def count_lines(rng: random.Random) -> Scenario:
     """Number of lines of a file."""
     path = f"{stem(rng, NOUNS, FILE_STEMS)}.{rng.choice(['txt', 'log', 'md', 'csv'])}"
@@ -92,26 +73,6 @@ def sum_column(rng: random.Random) -> Scenario:
     return _scenario(rng, "sum_column", question, "number", {path: data}, command, answer)
 
 
-def extreme(rng: random.Random) -> Scenario:
-    """Largest or smallest number of a file."""
-    path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
-    numbers = pick(rng, range(2, 400), rng.randint(4, 9))
-    high = rng.random() < 0.5
-    word = rng.choice(["largest", "biggest", "highest"] if high else ["smallest", "lowest"])
-    cores = (
-        "What is the {word} number in {path}?",
-        "Find the {word} number of {path}.",
-        "Which number in {path} is the {word}?",
-        "{path} has one number in each line. Which is the {word}?",
-        "Give me the {word} value in {path}.",
-    )
-    question = wording(rng, cores, path=path, word=word)
-    command = f"sort -n {path} | {'tail' if high else 'head'} -n 1"
-    answer = max(numbers) if high else min(numbers)
-    data = lines(*map(str, numbers))
-    return _scenario(rng, "extreme", question, "number", {path: data}, command, answer)
-
-
 def nth_line(rng: random.Random) -> Scenario:
     """One line of a file."""
     path = f"{stem(rng, NOUNS, FILE_STEMS)}.txt"
@@ -129,28 +90,4 @@ def nth_line(rng: random.Random) -> Scenario:
     return _scenario(rng, "nth_line", question, "line", {path: lines(*rows)}, command, rows[n - 1])
 
 
-def which_file(rng: random.Random) -> Scenario:
-    """The one file that contains a word."""
-    ending = rng.choice(["md", "log", "csv", "cfg"])
-    names = [f"{n}.{ending}" for n in pick(rng, NOUNS, 3)]
-    pool = pick(rng, NOUNS, 9)
-    word = pool[0]
-    contents = [pick(rng, pool[1:], 2) for _ in names]
-    at = rng.randrange(3)
-    contents[at][rng.randrange(2)] = word
-    cores = (
-        "Which of the files {a}, {b} and {c} contains the word {word}?",
-        "In which file is {word}: {a}, {b} or {c}?",
-        "One of {a}, {b} and {c} mentions {word}. Which one?",
-        "Find the file with {word} in it. There are {a}, {b} and {c}.",
-    )
-    ordered = sorted(names)
-    question = wording(rng, cores, a=ordered[0], b=ordered[1], c=ordered[2], word=word)
-    files = {name: lines(*rows) for name, rows in zip(names, contents, strict=True)}
-    command = f"grep -l {word} *.{ending}"
-    return _scenario(rng, "which_file", question, "file name", files, command, names[at])
-
-
-FAMILIES: tuple[Family, ...] = (
-    count_word, count_lines, sum_column, extreme, nth_line, which_file,
-)  # fmt: skip
+FAMILIES: tuple[Family, ...] = (count_lines, sum_column, nth_line)

@@ -20,7 +20,7 @@ from agentkit.corpus.scenario import (
     typo,
     wording,
 )
-from agentkit.corpus.words import FILE_STEMS, FUNCTIONS, NAMES, NOUNS, SECTIONS, SETTINGS, VARIABLES
+from agentkit.corpus.words import FILE_STEMS, FUNCTIONS, NOUNS, SECTIONS, SETTINGS, VARIABLES
 
 OPERATORS = {"+": "add", "-": "subtract", "*": "multiply"}
 
@@ -113,86 +113,6 @@ def wrong_operator(rng: random.Random) -> Scenario:
     return _scenario("wrong_operator", wish, files, "python3 check.py", edit, word)
 
 
-def missing_import(rng: random.Random) -> Scenario:
-    """A script that uses a standard module without importing it."""
-    path = f"{stem(rng, NOUNS, FILE_STEMS)}.py"
-    v = rng.choice(VARIABLES)
-    one, two = pick(rng, NOUNS, 2)
-    a, b = sorted(pick(rng, range(2, 60), 2))
-    module, body, printed = rng.choice(
-        [
-            ("math", f"{v} = math.gcd({a * 3}, {b * 3})", _gcd(a * 3, b * 3)),
-            ("math", f"{v} = math.floor({a}.{b % 10})", a),
-            ("json", f"{v} = json.dumps(['{one}', {a}])", f'["{one}", {a}]'),
-            ("os", f"{v} = os.path.join('{one}', '{two}')", f"{one}/{two}"),
-            ("os", f"{v} = os.path.basename('/{one}/{two}')", two),
-            ("re", f"{v} = re.sub('[0-9]', '', '{one}{a}')", one),
-            ("string", f"{v} = string.capwords('{one} {two}')", f"{one} {two}".title()),
-            ("statistics", f"{v} = statistics.median([{a}, {b}, {b + 1}])", b),
-            ("datetime", f"{v} = datetime.date(20{a:02d}, 1, 2).year", 2000 + a),
-            ("textwrap", f"{v} = textwrap.indent('{one}', '> ')", f"> {one}"),
-            ("operator", f"{v} = operator.add({a}, {b})", a + b),
-            ("shlex", f"{v} = len(shlex.split('{one} {two}'))", 2),
-        ]
-    )
-    code = [body, f"print({v})"]
-    if rng.random() < 0.5:
-        code.insert(0, f"# {' '.join(pick(rng, NOUNS, 3))}")
-    cores = (
-        "python3 {path} fails because an import is missing. Add it.",
-        "An import was forgotten in {path}. Add it so that python3 {path} works.",
-        "{path} uses the module {module} but never imports it. Please fix that.",
-        "Running {path} gives a NameError for {module}. Put the import at the top.",
-        "Make python3 {path} run again: the line that imports {module} got lost.",
-    )
-    edit = f"sed -i '1i import {module}' {path}"
-    wish = wording(rng, cores, path=path, module=module)
-    return _scenario(
-        "missing_import", wish, {path: lines(*code)}, f"python3 {path}", edit, str(printed)
-    )
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
-
-
-def missing_colon(rng: random.Random) -> Scenario:
-    """A SyntaxError: the colon after def, for or if is missing."""
-    path = f"{stem(rng, NOUNS, FILE_STEMS)}.py"
-    fn, v = rng.choice(FUNCTIONS), rng.choice(VARIABLES)
-    one, two, three = pick(rng, NOUNS, 3)
-    a, b = pick(rng, range(2, 60), 2)
-    low = min(a, b)
-    head, body, printed = rng.choice(
-        [
-            (f"def {fn}(n)", ["    return n + " + str(a), f"print({fn}({b}))"], str(a + b)),
-            (f"for {v} in range({a % 3 + 2})", [f"    print('{one}')"], ""),
-            (f"for {v} in '{one} {two}'.split()", [f"    print({v})"], f"{one}\n{two}"),
-            (f"if {low} + 1 > {low}", [f"    print('{one} {three}')"], f"{one} {three}"),
-            (f"def {fn}(text)", [f"    return text + '{one}'", f"print({fn}('{two} '))"], ""),
-        ]
-    )
-    if "in range(" in head:
-        printed = "\n".join([one] * (a % 3 + 2))
-    elif head.endswith("(text)"):
-        printed = f"{two} {one}"
-    cores = (
-        "python3 {path} gives a SyntaxError. A colon is missing. Fix it.",
-        "{path} does not run: invalid syntax, I think a colon got lost. Repair it.",
-        "Please add the missing colon in {path} and run it.",
-        "There is a syntax error in {path}. Make python3 {path} work.",
-        "Somebody deleted a colon in {path}. Put it back so that the script runs.",
-    )
-    # The whole line is matched by its first word, so the pattern needs no escaping.
-    word = head.split()[0]
-    edit = f"sed -i '/^{word} /s/$/:/' {path}"
-    code = lines(head, *body)
-    wish = wording(rng, cores, path=path)
-    return _scenario("missing_colon", wish, {path: code}, f"python3 {path}", edit, printed)
-
-
 def ini_value(rng: random.Random) -> Scenario:
     """A wrong value in an INI file; check.sh looks for the right line."""
     name, section = rng.choice(NOUNS), rng.choice(SECTIONS)
@@ -221,34 +141,4 @@ def ini_value(rng: random.Random) -> Scenario:
     return _scenario("ini_value", wish, files, "bash check.sh", edit, f"{key} = {good}\n{word}")
 
 
-def shell_variable(rng: random.Random) -> Scenario:
-    """A shell script under ``set -u`` that misspells a variable."""
-    script = rng.choice(NOUNS)
-    first, second = pick(rng, [v for v in VARIABLES if len(v) > 4], 2)
-    bad = typo(rng, first)
-    one, two = rng.choice(NAMES), rng.choice(NOUNS)
-    greeting = rng.choice(["hello", "welcome", "goodbye", "dear", "found", "using", "hi", "new"])
-    extra = rng.random() < 0.5
-    code = ["set -u", f"{first}={two}"]
-    if extra:
-        code.append(f"{second}={one}")
-        code.append(f"echo {greeting} ${bad} ${second}")
-    else:
-        code.append(f"echo {greeting} ${bad}")
-    printed = f"{greeting} {two}" + (f" {one}" if extra else "")
-    cores = (
-        "bash {script} fails with an unbound variable. Fix the spelling.",
-        "There is a misspelt variable in {script}. Make bash {script} work.",
-        "Please repair {script}: it uses a variable that is never set.",
-        "{script} says unbound variable. Somebody typed the name wrong, correct it.",
-        "Running bash {script} gives an error about a variable. Fix the script.",
-    )
-    wish = wording(rng, cores, script=f"{script}.sh")
-    edit = f"sed -i 's/{bad}/{first}/' {script}.sh"
-    files = {f"{script}.sh": lines(*code)}
-    return _scenario("shell_variable", wish, files, f"bash {script}.sh", edit, printed)
-
-
-FAMILIES: tuple[Family, ...] = (
-    name_typo, wrong_operator, missing_import, missing_colon, ini_value, shell_variable,
-)  # fmt: skip
+FAMILIES: tuple[Family, ...] = (name_typo, wrong_operator, ini_value)

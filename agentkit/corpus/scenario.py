@@ -97,26 +97,18 @@ def pick(rng: random.Random, options: Sequence[T], count: int) -> list[T]:
     return rng.sample(list(options), count)
 
 
-OPENERS = (
-    "Hi!", "Hello.", "Quick one:", "Small job:", "Next task.", "Please help.", "One more thing:",
-    "Hey,", "For today:", "A short request.", "Morning!", "To do:", "Could you help me here?",
-    "I need a hand.", "Ticket from the team:", "Before lunch, please:",
-)  # fmt: skip
-CLOSERS = (
-    "Thanks.", "Thank you!", "Keep it simple.", "Nothing else has to change.", "No comments.",
-    "Cheers.", "That is all.", "Please be brief.", "I will look at it later.", "Short is fine.",
-    "Many thanks in advance.", "Leave the rest as it is.",
-)  # fmt: skip
+RARE = 0.2
+"""Share of the wishes that use none of the two common wordings of their family."""
 
 
 def wording(rng: random.Random, cores: Sequence[str], **names: Any) -> str:
-    """One of ``cores`` filled with ``names``, at times with an opener or a closer around it."""
-    text = rng.choice(cores).format(**names)
-    if rng.random() < 0.25:
-        text = f"{rng.choice(OPENERS)} {text}"
-    if rng.random() < 0.25:
-        text = f"{text} {rng.choice(CLOSERS)}"
-    return text
+    """One of ``cores`` filled with ``names``: mostly one of the first two, at times a rarer one.
+
+    As in real traces, a few ways to ask are common and many are rare; a model of 135M parameters
+    learns the common ones from few demonstrations.
+    """
+    rare = rng.random() < RARE and cores[2:]
+    return rng.choice(rare or cores[:2]).format(**names)
 
 
 def typo(rng: random.Random, word: str) -> str:

@@ -17,39 +17,25 @@ NOUNS: tuple[str, ...] = (
     "sailor", "shadow", "shelter", "spider", "spoon", "squirrel", "stable", "station", "sugar",
     "summer", "sunset", "temple", "thunder", "ticket", "tomato", "tower", "train", "tunnel",
     "valley", "velvet", "village", "wagon", "walnut", "water", "whale", "winter", "wizard",
-    "yellow", "anchor", "basket", "beacon", "blanket", "bottle", "branch", "butter", "cabin",
-    "carpet", "chapel", "cheese", "clover", "corner", "cradle", "cricket", "curtain", "daisy",
-    "dinner", "donkey", "eagle", "feather", "fiddle", "finger", "fountain", "galaxy", "ginger",
-    "glacier", "granite", "hazel", "helmet", "honey", "hotel", "jungle", "kitten", "lantern",
-    "leather", "lobster", "mango", "melon", "mustard", "nectar", "oyster", "parade", "pigeon",
-    "pirate", "quartz", "raven", "saffron", "shovel", "sparrow", "statue", "teapot", "trumpet",
-    "vessel", "walrus", "willow", "zebra",
+    "yellow", "anchor", "basket", "beacon", "blanket",
 )  # fmt: skip
 
 FILE_STEMS: tuple[str, ...] = (
     "notes", "items", "stock", "orders", "visits", "events", "points", "scores", "prices",
     "parts", "teams", "rooms", "guests", "books", "songs", "plants", "pets", "tools", "toys",
-    "trips", "meals", "shops", "crops", "boats", "roads", "games", "votes", "tasks", "names",
-    "labels", "levels", "routes", "cards", "coins", "seeds", "tracks", "wages", "rents",
-    "loans", "sales", "stores", "farms", "fields", "lakes", "islands", "towers", "bikes",
-    "buses", "flights", "letters", "parcels", "photos", "videos", "recipes", "cities",
+    "trips", "meals", "shops", "crops", "boats",
 )  # fmt: skip
 
 FUNCTIONS: tuple[str, ...] = (
-    "total", "amount", "score", "price", "width", "height", "speed", "cost", "profit", "volume",
-    "weight", "length", "depth", "growth", "bonus", "margin", "salary", "discount", "double",
-    "shift", "scale", "adjust", "convert", "combine", "extend", "reduce_by", "raise_by",
-    "boost", "measure", "estimate", "update", "charge", "refund", "convert_up", "mix",
-    "join_up", "blend", "merge_in", "transform", "apply_rate", "add_fee", "step_up",
-    "next_level", "move_on", "grow", "shrink_by", "rate", "pay", "load_up", "fill", "spend",
-    "earn", "collect", "gather",
+    "total", "amount", "score", "price", "width", "height", "speed", "cost", "profit",
+    "volume", "weight", "length", "depth", "growth", "bonus", "margin", "salary", "discount",
+    "double", "shift", "scale", "adjust", "convert", "combine",
 )  # fmt: skip
 
 VARIABLES: tuple[str, ...] = (
-    "total", "count", "value", "result", "amount", "score", "price", "width", "height", "speed",
-    "weight", "number", "answer", "length", "balance", "budget", "message", "target", "level",
-    "letter", "record", "counter", "income", "member", "numbers", "prices", "scores", "values",
-    "words", "product", "distance", "minutes", "seconds", "degrees", "percent", "quantity",
+    "total", "count", "value", "result", "amount", "score", "price", "width", "height",
+    "speed", "weight", "number", "answer", "length", "balance", "budget", "message", "target",
+    "level", "letter",
 )  # fmt: skip
 
 SETTINGS: tuple[str, ...] = (
@@ -68,12 +54,6 @@ NAMES: tuple[str, ...] = (
     "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Uma", "Vera", "Will", "Yara", "Zoe",
     "Anna", "Bob", "Clara", "David", "Emma", "Frank", "Grace", "Henry", "Julia", "Kevin",
     "Laura", "Mark", "Nina", "Oscar", "Peter", "Ruth", "Simon", "Tom", "Victor", "Wendy",
-)  # fmt: skip
-
-VERBS: tuple[str, ...] = (
-    "start", "stop", "open", "close", "list", "show", "reset", "pause", "resume", "load",
-    "save", "sync", "build", "clean", "check", "print", "status", "version", "send", "fetch",
-    "update", "lock", "unlock",
 )  # fmt: skip
 
 COLORS: tuple[str, ...] = (

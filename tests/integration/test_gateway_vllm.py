@@ -202,7 +202,7 @@ def test_vllm_stops_working_for_a_harness_that_has_gone(
     tiny_engine: Engine, gateway: Gateway, how: str
 ) -> None:
     before = counted(tiny_engine, "vllm:generation_tokens_total")
-    # greedily the tiny model never samples its end token: 1,700 tokens take seconds
+    # greedily the tiny model never ends by itself: 1,700 tokens take seconds
     key = gateway.open(Policy("base", temperature=0.0, max_tokens=1700))
     url = f"{gateway.base_url(key)}/chat/completions"
     body = {"messages": MESSAGES[1:], "stream": True}

@@ -67,6 +67,9 @@ def make_tiny_llama(folder: Path, seed: int = 0, dtype: str = "float32", **chang
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(3)
+        # The end token's logit is 0 whatever the hidden state, and some other is always above it:
+        # greedily an answer never ends before its limit, on any machine and vocabulary.
+        model.get_output_embeddings().weight[config.eos_token_id] = 0
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

@@ -136,12 +136,12 @@ def test_same_seed_same_corpus_other_seed_another() -> None:
 
 
 def test_full_corpus_is_wide_and_without_near_copies() -> None:
-    scenarios = generate(590, seed=0)
+    scenarios = generate(780, seed=0)
     good = [s for s in scenarios if not s.refusal]
-    assert len(scenarios) == 590 and len(good) >= 520
-    assert all(len(families) >= 5 for families in GOOD.values())
+    assert len(scenarios) == 780 and len(good) >= 700
+    assert all(len(families) >= 3 for families in GOOD.values())
     per_family = Counter(s.family for s in good)
-    assert len(per_family) >= 20 and min(per_family.values()) >= 20
+    assert len(per_family) >= 12 and min(per_family.values()) >= 50
     texts = [(s.family, shingles(s.text())) for s in good]
     for i, (family, one) in enumerate(texts):
         for other_family, other in texts[:i]:

@@ -27,7 +27,7 @@ def test_a_misspelt_key_is_named_with_its_likely_meaning(tmp_path):
 
 
 def test_a_number_that_yaml_reads_as_text_is_explained(tmp_path):
-    path = changed(tmp_path, "learning_rate: 5.0e-05", "learning_rate: 1e-5")
+    path = changed(tmp_path, "learning_rate: 1.0e-04", "learning_rate: 1e-5")
     assert read_yaml(path)["learning_rate"] == "1e-5"
     with pytest.raises(ParamsError, match=r"learning_rate = '1e-5' \(str\).*1\.0e-5"):
         TrainParams.from_yaml(path)
@@ -45,7 +45,7 @@ def test_a_missing_key_is_named(tmp_path):
         ("steps: 2", "steps: true", "steps"),
         ("steps: 2", "steps: 0", "steps"),
         ("dtype: bfloat16", "dtype: int4", "dtype"),
-        ("temperature: 0.8", "temperature: .nan", "temperature"),
+        ("temperature: 0.7", "temperature: .nan", "temperature"),
         ("harness: pi", "harness: 7", "harness"),
     ],
 )

@@ -46,7 +46,7 @@ def test_the_exchange_is_one_to_one_and_leaves_its_input_alone():
 
 
 def test_variables_that_tasks_misspell_stay_and_letter_case_is_kept():
-    text = [{"role": "user", "content": "Extend total: CHANNEL = 5, boost(x), Total, extend totl"}]
+    text = [{"role": "user", "content": "Extend total: CHANNEL = 5, adjust(x), Total, extend totl"}]
     for seed in range(20):
         found = rename(text, np.random.default_rng(seed))[0]["content"]
         setting, function = re.fullmatch(
