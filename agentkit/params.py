@@ -200,6 +200,8 @@ class WarmStartParams(SessionParams):
     """
 
     stage: ClassVar[str] = "warm_start"
+    # The window only chooses among checkpoints that are there and measured.
+    NOT_IN_DIGEST = StageParams.NOT_IN_DIGEST | {"target_low", "target_high"}
     name: str
     demonstrations: int = Positive
     copies: int = Positive

@@ -45,7 +45,7 @@ def test_a_missing_key_is_named(tmp_path):
         ("steps: 2", "steps: true", "steps"),
         ("steps: 2", "steps: 0", "steps"),
         ("dtype: bfloat16", "dtype: int4", "dtype"),
-        ("temperature: 0.7", "temperature: .nan", "temperature"),
+        ("temperature: 1.0", "temperature: .nan", "temperature"),
         ("harness: pi", "harness: 7", "harness"),
     ],
 )
