@@ -1,47 +1,47 @@
 """Layer: sources. Word lists from which the scenario families draw names.
 
-All words are common English ones, since a small model has to copy them exactly. A test holds the
-lists to what the generated programs need: no Python keyword, builtin or standard module name.
+All words are common English ones, since a small model has to copy them exactly. Nouns and colours
+are one token of SmolLM2's vocabulary behind a space and behind a quote as well (which its
+tokenizer splits before s, t, m, d, re, ve and ll): a wish has `` camera,75`` where the call has
+``'camera,75``, and a word that falls apart in one of the two has to be learnt by itself. With words
+like "summer" or "lantern" most failed sessions that were read had misspelt names. Tests hold the
+lists to that and to what the generated programs need: no keyword, builtin or standard module.
 """
 
 from __future__ import annotations
 
 NOUNS: tuple[str, ...] = (
-    "apple", "river", "stone", "cloud", "maple", "tiger", "lemon", "robot", "piano", "candle",
-    "forest", "marble", "silver", "garden", "pepper", "violet", "copper", "button", "window",
-    "rocket", "banana", "bridge", "camera", "castle", "cherry", "circle", "coffee", "cotton",
-    "desert", "dragon", "engine", "falcon", "flower", "guitar", "hammer", "harbor", "island",
-    "jacket", "kettle", "ladder", "lizard", "magnet", "market", "meadow", "mirror", "monkey",
-    "mountain", "needle", "ocean", "orange", "orchid", "oven", "paper", "pearl", "pencil",
-    "planet", "pillow", "pocket", "potato", "puzzle", "rabbit", "ribbon", "saddle", "salmon",
-    "sailor", "shadow", "shelter", "spider", "spoon", "squirrel", "stable", "station", "sugar",
-    "summer", "sunset", "temple", "thunder", "ticket", "tomato", "tower", "train", "tunnel",
-    "valley", "velvet", "village", "wagon", "walnut", "water", "whale", "winter", "wizard",
-    "yellow", "anchor", "basket", "beacon", "blanket",
+    "apple", "river", "cloud", "robot", "forest", "button", "window", "bridge", "camera",
+    "castle", "circle", "engine", "flower", "ocean", "orange", "paper", "planet", "water",
+    "winter", "yellow", "anchor", "branch", "finger", "chair", "house", "bird", "fish",
+    "horse", "fire", "wind", "rain", "lake", "boat", "road", "wall", "glass", "plate", "bread",
+    "rice", "corn", "fruit", "leaf", "grass", "farm", "city", "hill", "park", "box", "ball",
+    "book", "coat", "ring", "iron", "wood", "rock", "wheel", "clock", "phone", "flag", "lion",
+    "bear", "wolf", "office", "egg",
 )  # fmt: skip
 
 FILE_STEMS: tuple[str, ...] = (
-    "notes", "items", "stock", "orders", "visits", "events", "points", "scores", "prices",
-    "parts", "teams", "rooms", "guests", "books", "songs", "plants", "pets", "tools", "toys",
-    "trips", "meals", "shops", "crops", "boats",
+    "notes", "items", "stock", "orders", "events", "points", "scores", "parts", "rooms",
+    "books", "plants", "tools", "boats", "roads", "games", "votes", "tasks", "names", "labels",
+    "levels", "cards", "coins", "seeds", "tracks",
 )  # fmt: skip
 
 FUNCTIONS: tuple[str, ...] = (
     "total", "amount", "score", "price", "width", "height", "speed", "cost", "profit",
-    "volume", "weight", "length", "depth", "growth", "bonus", "margin", "salary", "discount",
-    "double", "shift", "scale", "adjust", "convert", "combine",
+    "volume", "weight", "length", "depth", "growth", "margin", "double", "shift", "scale",
+    "adjust", "convert", "boost", "measure", "estimate", "charge",
 )  # fmt: skip
 
 VARIABLES: tuple[str, ...] = (
     "total", "count", "value", "result", "amount", "score", "price", "width", "height",
     "speed", "weight", "number", "answer", "length", "balance", "budget", "message", "target",
-    "level", "letter",
+    "level", "record",
 )  # fmt: skip
 
 SETTINGS: tuple[str, ...] = (
-    "port", "host", "mode", "level", "color", "theme", "limit", "timeout", "retries", "workers",
-    "speed", "width", "height", "volume", "language", "region", "owner", "profile", "backend",
-    "channel", "depth", "delay", "budget", "quota",
+    "port", "host", "mode", "level", "color", "theme", "limit", "timeout", "workers", "speed",
+    "width", "height", "volume", "language", "region", "owner", "profile", "backend",
+    "channel", "depth", "delay", "budget",
 )  # fmt: skip
 
 SECTIONS: tuple[str, ...] = (
@@ -57,6 +57,5 @@ NAMES: tuple[str, ...] = (
 )  # fmt: skip
 
 COLORS: tuple[str, ...] = (
-    "red", "blue", "green", "black", "white", "pink", "gray", "brown", "purple", "gold",
-    "silver", "orange",
+    "blue", "green", "black", "white", "gray", "brown", "purple", "gold",
 )  # fmt: skip

@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 
 from agentkit import harnesses, sandboxes
-from agentkit.corpus import seed_folder
+from agentkit.corpus import seed_folder, words
 from agentkit.corpus.generate import generate
 from agentkit.corpus.normalise import file_name
 from agentkit.record_corpus import COUNT, record
+from agentkit.serving.models import SMOLLM2, resolve_model
 
 pytestmark = pytest.mark.integration
 
@@ -54,3 +55,14 @@ def test_shipped_sessions_hold_what_their_scenarios_say() -> None:
             last = [m for m in messages if m["role"] == "toolResult"][-1]
             assert last["content"][0]["text"] == f"{scenario.expected}\n", scenario.family
     assert sum(kinds.values()) >= 520 and min(kinds.values()) >= 100
+
+
+def test_nouns_and_colours_are_one_token_behind_a_space_and_behind_a_quote() -> None:
+    """What the word lists promise: a name is copied token by token, wherever it stands."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(resolve_model(SMOLLM2) / "tokenizer.json"))
+    for word in (*words.NOUNS, *words.COLORS):
+        for before in (" ", "'"):
+            tokens = tokenizer.encode(f"{before}{word},", add_special_tokens=False).tokens
+            assert tokens in (["\u0120" + word, ","], ["'", word, ","]), tokens
