@@ -104,8 +104,7 @@ RARE = 0.2
 def wording(rng: random.Random, cores: Sequence[str], **names: Any) -> str:
     """One of ``cores`` filled with ``names``: mostly one of the first two, at times a rarer one.
 
-    As in real traces, a few ways to ask are common and many are rare; a model of 135M parameters
-    learns the common ones from few demonstrations.
+    So that a model of 135M parameters can learn the common ones from few demonstrations.
     """
     rare = rng.random() < RARE and cores[2:]
     return rng.choice(rare or cores[:2]).format(**names)

@@ -3,9 +3,9 @@
 All words are common English ones, since a small model has to copy them exactly. Nouns and colours
 are one token of SmolLM2's vocabulary behind a space and behind a quote as well (which its
 tokenizer splits before s, t, m, d, re, ve and ll): a wish has `` camera,75`` where the call has
-``'camera,75``, and a word that falls apart in one of the two has to be learnt by itself. With words
-like "summer" or "lantern" most failed sessions that were read had misspelt names. Tests hold the
-lists to that and to what the generated programs need: no keyword, builtin or standard module.
+``'camera,75``, and a word that falls apart in one of the two ("'summer" is ``'s`` and ``ummer``)
+has to be learnt by itself. Tests hold the lists to that and to what the generated programs need:
+no keyword, builtin or standard module.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import numpy as np
 
 from agentkit.corpus.words import FILE_STEMS, FUNCTIONS, NOUNS, SETTINGS, VARIABLES
 
-KEPT = frozenset({*VARIABLES, "extend"})
-"""Not exchanged: variables, since some tasks misspell them, and a word of the instructions."""
+KEPT = frozenset(VARIABLES)
+"""Not exchanged, since some tasks misspell them."""
 POOLS = (NOUNS, FILE_STEMS, FUNCTIONS, SETTINGS)
 _WORD = re.compile(r"(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])")
 
